@@ -46,6 +46,12 @@ URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<slashes>/+)(?P<rest>.
 STORES = ("s3", "gs", "az", "abfs", "abfss", "wasb", "wasbs", "hdfs", "hf", *WEB)
 """Schemes that are known for sure, so that one slash behind them is enough: pathlib makes one of two."""
 
+PATHS = ("file", "local")
+"""Schemes of files of this machine; fsspec knows the second."""
+
+SPELLED = ("s3", "s3a", "hdfs", "hf", "ftp", "sftp", "ssh", "smb", "http", "https", "r2")
+"""Schemes that are spoken letter by letter, of which the first begins with a vowel."""
+
 HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?P<id>[\w.-]+/[\w.-]+)", re.IGNORECASE)
 EMPTY = "an unset shell variable expands to an empty string; nothing was read or written"
 FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize", "execute": "--exec"}
@@ -165,13 +171,12 @@ def _refuse_address(text: str, option: str, use: Use) -> None:
     if hub is None and (found is None or (len(found["slashes"]) < 2 and not known)):
         return
     scheme = found["scheme"].lower() if found is not None else "https"
-    if scheme == "file" and found is not None:
-        local = "/" + unquote(found["rest"].removeprefix("localhost/"))
-        raise UsageError(f"{option} is a file:// address, but ckpt takes paths", path=text, hint=f"write it as {local}")
+    if scheme in PATHS and found is not None:
+        local = "/" + unquote(found["rest"].removeprefix("localhost/")) if scheme == "file" else found["slashes"][2:] + found["rest"]
+        raise UsageError(f"{option} is a {scheme}:// address, but ckpt takes paths", path=text, hint=f"write it as {local or '.'}")
     if hub is not None and os.path.lexists(text):
         return
-    # As the names of the letters are spoken.
-    article = "an" if scheme[0] in "aefhilmnorsx" else "a"
+    article = "an" if scheme[0] in "aeiou" or scheme in SPELLED else "a"
     one_slash = found is not None and len(found["slashes"]) == 1 and scheme in BUCKETS
     if use == "local" or (use == "output" and not one_slash):
         upload = f"then: hf upload {hub['id']} FOLDER" if hub is not None else "and copy it there"
@@ -184,9 +189,10 @@ def _refuse_address(text: str, option: str, use: Use) -> None:
         hint = f"download it first: hf download {name}{',' if option == '--base' else ''} {rest}"
         raise UsageError(f"{option} names a model of the Hub, not its files", path=text, hint=hint)
     if found is not None:
-        raise UsageError(
-            f"{option} is {article} {scheme}: address with one slash", path=text, hint=f"write it as {scheme}://{found['rest']}"
-        )
+        what = "with one slash" if len(found["slashes"]) == 1 else f"without a {'bucket' if scheme in BUCKETS else 'host'}"
+        # Of these, what follows begins with the bucket or host; others may leave theirs to a configuration.
+        advice = f"write it as {scheme}://{found['rest']}" if found["rest"] and scheme in (*BUCKETS, *WEB) else None
+        raise UsageError(f"{option} is {article} {scheme}: address {what}", path=text, expected=f"{scheme}://NAME/...", hint=advice)
 
 
 # -- single values ---------------------------------------------------------------------------------------------------

@@ -235,11 +235,31 @@ ADDRESSES = [
     ("file:///data/my%20run", "write it as /data/my run"),
     ("file://localhost/data/run", "write it as /data/run"),
     ("file:/data/run", "write it as /data/run"),
+    ("local:///data/run", "write it as /data/run"),
+    ("s3:///bucket/run", "write it as s3://bucket/run"),
 ]
 """Addresses, and what is advised instead of giving them."""
 
 
 class TestAddresses:
+    @pytest.mark.parametrize(
+        ("address", "what"),
+        [
+            ("local:///data/run", "PATH is a local:// address, but ckpt takes paths"),
+            ("s3:/bucket/run", "PATH is an s3: address with one slash"),
+            ("s3:///bucket/run", "PATH is an s3: address without a bucket"),
+            ("gs://", "PATH is a gs: address without a bucket"),
+            ("hdfs:///user/run", "PATH is an hdfs: address without a host"),
+            ("memory:///run", "PATH is a memory: address without a host"),
+            ("lakefs:///run", "PATH is a lakefs: address without a host"),
+        ],
+    )
+    def test_are_called_what_they_are(self, address: str, what: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            ckpt_cli.detect(address)
+        assert caught.value.message == what
+        assert ("write it as" in (caught.value.hint or "")) == address.startswith(("local", "s3"))
+
     @pytest.mark.parametrize(("address", "advice"), ADDRESSES)
     def test_of_inputs_have_an_answer_of_their_own(self, address: str, advice: str) -> None:
         for call in (

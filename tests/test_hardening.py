@@ -123,12 +123,23 @@ class TestPaths:
 class TestComponents:
     def test_in_place_of_several_components_is_refused_before_anything_happens(self, run: Path) -> None:
         before = sorted(run.rglob("*"))
-        with pytest.raises(UsageError, match="same weights file"):
+        with pytest.raises(UsageError, match="same weights file") as caught:
             ckpt_cli.merge(run, type="both", in_place=True)
         assert sorted(run.rglob("*")) == before
+        assert caught.value.hint == "leave out --in-place: each then gets a folder of its own"
+        assert len({output.output for output in ckpt_cli.merge(run, type="both").outputs}) == 2
+
+    def test_one_name_for_several_is_refused_with_a_way_that_works(self, run: Path, tmp_path: Path) -> None:
+        """A merge in place beside another is refused: the manifest is there."""
+        with pytest.raises(UsageError, match="one weights name for several") as caught:
+            ckpt_cli.merge(run, type="both", in_place=True, weights_name="x.safetensors")
+        assert caught.value.hint == "leave out --in-place, and merge them one by one with --type and -o"
+        for kind in ("model", "ema"):
+            ckpt_cli.merge(run, tmp_path / kind, type=kind, weights_name="x.safetensors")
 
     def test_both_of_a_run_that_has_only_an_ema_is_that_one(self, run: Path, tmp_path: Path) -> None:
-        shutil.rmtree(run / "checkpoint-200" / "pytorch_model_fsdp_0")
+        for step in run.glob("checkpoint-*"):
+            shutil.rmtree(step / "pytorch_model_fsdp_0")
         assert [output.component for output in ckpt_cli.merge(run, tmp_path / "out", type="both").outputs] == ["ema"]
 
 

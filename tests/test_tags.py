@@ -244,3 +244,54 @@ class TestATagThatCannotBeLookedAt:
         save(tmp_path / "run" / "first", 1)
         (tmp_path / "run" / name).symlink_to("/gone")
         assert warnings(tmp_path / "run", "unread") == []
+
+
+# -- latest cannot be read ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracker files that the system does not let anybody read."""
+
+    def refused(path: Path, limit: int) -> bytes:
+        raise Unreadable("the file cannot be opened: Permission denied", path=path)
+
+    monkeypatch.setattr("ckpt_cli.discover.tags.read_small", refused)
+
+
+def test_of_several_saves_an_unreadable_latest_is_called_that(tmp_path: Path, closed: None) -> None:
+    for name, number in (("best", 4), ("other", 5)):
+        save(tmp_path / "run" / name, number, number)
+    (tmp_path / "run" / "latest").write_text("other")
+    with pytest.raises(Unreadable) as caught:
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert caught.value.path == str(tmp_path / "run" / "latest")
+    assert "2 saves in this folder: best, other; which of them is meant is in a file that was not read: " in caught.value.message
+    assert caught.value.hint == f"make it readable, or pass {tmp_path / 'run' / 'other'}, or another of them"
+    assert value(tmp_path / "run" / "other", tmp_path / "out") == 5
+
+
+def test_a_latest_that_names_none_of_several_saves_is_told(tmp_path: Path) -> None:
+    for name, number in (("best", 4), ("other", 5)):
+        save(tmp_path / "run" / name, number, number)
+    (tmp_path / "run" / "latest").write_text("lost")
+    with pytest.raises(Undecidable) as caught:
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert caught.value.expected == "a file latest that names one of them, not lost"
+
+
+def test_beside_one_save_an_unreadable_latest_is_a_warning(tmp_path: Path, closed: None) -> None:
+    save(tmp_path / "run" / "other", 5)
+    (tmp_path / "run" / "latest").write_text("lost")
+    (text,) = warnings(tmp_path / "run", "unread")
+    assert text == "latest beside other/ was not read, and may name another save: the file cannot be opened: Permission denied"
+
+
+@pytest.mark.parametrize("tracker", ["latest", "latest_checkpointed_iteration.txt", "checkpoint_tracker.json"])
+def test_an_unreadable_tracker_beside_steps_is_a_warning(tmp_path: Path, tracker: str, closed: None) -> None:
+    for number in (3, 6):
+        save(tmp_path / "run" / f"global_step{number}", number)
+    (tmp_path / "run" / tracker).write_text("3")
+    (text,) = warnings(tmp_path / "run", "unread")
+    assert text.startswith(f"{tracker} was not read, and may name another step (the file cannot be opened: Permission denied)")
+    assert not [note for note in ckpt_cli.detect(tmp_path / "run", step=3).checkpoint.notes if note.code == "unread"]

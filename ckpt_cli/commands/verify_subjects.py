@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.adapter import check_adapter, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
-from ckpt_cli.verifying.folder import FolderCheck, check_folder, is_model_folder
+from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder
 
 STATE = "extract-state"
 UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
@@ -43,7 +43,8 @@ class Subject:
     """What is verified: tensors by name of one set of weights, and findings about its files.
 
     ``stored`` are the tensors as the files have them, whose bytes are read; for a model folder these are the same. ``homes``
-    are the folders that may hold files about its adapters; ``notes`` were made while opening it, such as a skipped step.
+    are the folders that may hold files about its adapters; ``notes`` were made while opening it, such as a skipped step. ``loaded_as`` is
+    the file that loaders of a model folder need to know: the index, or the only one.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Subject:
     findings: tuple[Finding, ...]
     homes: tuple[Path, ...] = ()
     notes: tuple[Note, ...] = ()
+    loaded_as: str | None = None
 
     @property
     def manifest(self) -> Manifest | None:
@@ -80,7 +82,7 @@ def find_subjects(
     if step is None and is_folder(path) and is_model_folder(path):
         taken = {place.match.root for place in places_in(path, Folders())}
         found = _folder_subjects(path, files, type)
-        return [replace(one, notes=tuple(notes_below((path,), path, taken, one.component, one.tensors, {}, files))) for one in found]
+        return [replace(one, notes=tuple(_notes_below(path, taken, one, files))) for one in found]
     if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
@@ -104,11 +106,19 @@ def find_subjects(
             readable=True,
             folder=None,
             config_home=home,
-            findings=tuple(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
+            findings=(
+                *(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
+                *index_findings(component.files, files),
+            ),
             homes=first.homes,
             notes=opened.notes,
         )
     ]
+
+
+def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:
+    read = {Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces}
+    return notes_below((path,), path, taken, one.component, one.tensors, {}, files, read=read)
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:
@@ -160,6 +170,7 @@ def set_subject(folder: Path, checked: FolderCheck, weights: WeightSet) -> Subje
         folder,
         checked.findings,
         (folder,),
+        loaded_as=(weights.index or weights.files[0]).name,
     )
 
 
@@ -194,7 +205,7 @@ def config_of(subject: Subject) -> ConfigCheck:
         return replace(checked, findings=(*lacking, *checked.findings))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
-    checked = check_config(subject.config_home, tensors, written=subject.folder is not None)
+    checked = check_config(subject.config_home, tensors, written=subject.folder is not None, loaded_as=subject.loaded_as)
     if not subject.readable:
         return ConfigCheck(checked.config, tuple(item for item in checked.findings if item.code in UNREAD))
     return checked

@@ -178,7 +178,7 @@ class Target:
     step folders without weights, ``blocked`` those that could not be looked at; ``stray``: a weights file beside them that is
     no model, and why not; ``folders`` are those in which the steps lie, if there are several;
     ``partial`` are folders of steps whose names say that the save is not whole, ``made`` outputs of ckpt that are named like steps;
-    ``also`` is what the folders of ``--also`` were taken for.
+    ``also`` is what the folders of ``--also`` were taken for; ``unread_trackers`` says of trackers why they were not read.
     """
 
     path: Path
@@ -195,6 +195,7 @@ class Target:
     partial: tuple[Path, ...] = ()
     made: tuple[Path, ...] = ()
     also: tuple[Target, ...] = ()
+    unread_trackers: tuple[str, ...] = ()
 
     def label(self, path: Path) -> str:
         """How a step folder is called in messages: by its name, or where steps lie in several folders, as it lies in the run."""

@@ -29,10 +29,10 @@ from ckpt_cli.discover.steps import (
     release_of,
     steps_in,
     steps_of_run,
-    trackers_in,
     with_step,
     without_tags,
 )
+from ckpt_cli.discover.tags import trackers_in
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, same_file, similar_hint, status_of
 from ckpt_cli.files.manifest import refuse_unfinished
@@ -42,6 +42,7 @@ from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few, printable
+from ckpt_cli.urls import is_remote
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """How models of the Hub are called; as a path it is a folder in a folder."""
@@ -121,11 +122,13 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     # A file for each step only counts where no folder or file is the model by its name.
     steps = steps_of_run(given, there, step, files=True) or steps_of_run(given, there, files=True)  # all of them, to say which there are
     if steps:
+        trackers, unread = trackers_in(steps.folders, there)
         target = Target(
             given,
             steps.folders[0] if len(steps.folders) == 1 else given,
             steps.found,
-            trackers=trackers_in(steps.folders, there),
+            trackers=trackers,
+            unread_trackers=unread,
             bare=bare_in(given, steps, there, step),
             blocked=steps.blocked,
             stray=stray,
@@ -184,10 +187,22 @@ def _check_exists(path: Path) -> None:
         if lost and HUB_ID.fullmatch(str(path)):
             hint = hint or f"{parent} does not exist either"
             hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
-        hint = hint or (f"{parent} does not exist either" if lost else f"nothing in {os.path.abspath(parent)} has a similar name")
+        nothing = f"nothing in {os.path.abspath(parent)} has a similar name"
+        if not lost and is_remote(parent) and not _is_listed(parent):
+            nothing = (
+                f"what lies in {parent} is not known: pass the address of a file, of a folder that can be listed, or of a model folder"
+            )
+        hint = hint or (f"{parent} does not exist either" if lost else nothing)
     except Unreadable:
         pass  # what else is there is only asked for the hint
     raise NotFound("no such file or folder", path=path, hint=hint)
+
+
+def _is_listed(folder: Path) -> bool:
+    """Whether it is known what lies in a folder of a store: not where a web server shows no list, nor above what was given."""
+    from ckpt_cli.files.remote.tree import remote_entries
+
+    return remote_entries(folder) is not None
 
 
 def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:

@@ -7,34 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
 
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker, counted, is_in_epoch, same_step
 from ckpt_cli.discover.newest import ambiguous, counter_notes, mixed_notes, numbered_alike, oldest_first
 from ckpt_cli.discover.places import places_in, places_of_file, steps_of_epoch
-from ckpt_cli.discover.tags import step_at
+from ckpt_cli.discover.tags import RELEASE, step_at, trackers_in
 from ckpt_cli.errors import CkptError, NotFound, Unreadable
-from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of, stays_inside
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.registry import format_of, recognise, tags_in
+from ckpt_cli.files.folders import Folders, broken_link, entries_in, is_folder, status_of
+from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import PARTIAL, RUNS, TRACKERS, WEIGHTS, has_form
+from ckpt_cli.formats.trainers import PARTIAL, RUNS, WEIGHTS, has_form
 from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few, span_text
 from ckpt_cli.tensors.component import Note
-
-TAG = re.compile(r"global_step(?P<step>[0-9]+)", re.ASCII)
-"""What DeepSpeed writes into ``latest``."""
-
-RELEASE = "release"
-"""What Megatron's tracker says in place of a step, and the folder of that: a converted model, of iteration 0."""
 
 MAX_LOOKED = 64
 """Of how many lower steps the time is asked: all of most runs. Of longer ones the nearest half, and others at equal distances."""
@@ -228,58 +218,10 @@ def _sibling(target: Target, step: int) -> str | None:
     return None
 
 
-def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[Tracker, ...]:
-    """What tracker files in the folders of steps say the last step is."""
-    said: dict[Tracker, None] = {}
-    for folder in folders:
-        for name in TRACKERS:
-            path = folder / name
-            # What cannot be read, and what is too long to be a tracker, says nothing.
-            with contextlib.suppress(CkptError, OSError):
-                if there.is_file(path):
-                    content = read_small(path, 1 << 16)
-                    text, step = content.decode("utf-8", "replace").strip(), _tracked(content, as_json=path.suffix == ".json")
-                elif path.is_symlink():
-                    text = os.readlink(path)
-                    step = _named_step(PurePath(text).name)
-                else:
-                    continue
-                if step is None or "/" in text:
-                    step = _other_named(folder, text, there) or step
-                if step is not None:
-                    said[Tracker(name, *step)] = None
-    return tuple(said)
-
-
-def _other_named(folder: Path, name: str, there: Folders) -> tuple[int, str] | None:
-    """A save beside the steps that has no number: DeepSpeed's tags may have any name, also one with a slash."""
-    held = stays_inside(name) and (tags_in(folder / name, there) if "/" in name else recognise(folder / name, there))
-    return (0, name) if held else None
-
-
-def _tracked(content: bytes, *, as_json: bool) -> tuple[int, str] | None:
-    if as_json:
-        values: Any = parse_json(content)
-        step = values.get("last_global_step") if isinstance(values, dict) else None
-        return (step, "") if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
-    return _named_step(content.decode("ascii", "replace").strip()) if len(content) <= 1 << 10 else None
-
-
-def _named_step(text: str) -> tuple[int, str] | None:
-    """The step that a number, the name of a step folder or a tag of DeepSpeed says; `RELEASE` in place of one is step 0."""
-    if text == RELEASE:
-        return 0, text
-    if text.isascii() and text.isdigit() and len(text) < 20:
-        return int(text), ""
-    tag = TAG.fullmatch(text)
-    step = int(tag["step"]) if tag is not None else step_of(PurePath(PurePath(text).name))
-    return None if step is None else (step, "")
-
-
 def release_of(run: Path, there: Folders) -> Path | None:
     """The folder of a model that Megatron converted, before any step: it loads that one if its tracker says so."""
     folder = run / RELEASE
-    told = any(tracker.said == RELEASE for tracker in trackers_in((run,), there))
+    told = any(tracker.said == RELEASE for tracker in trackers_in((run,), there)[0])
     return folder if told and there.is_folder(folder) else None
 
 
@@ -296,6 +238,7 @@ def newest_notes(target: Target, taken: Found, is_whole: Callable[[Found], bool]
         *uncounted_notes(target, taken),
         *older_notes(target, taken),
         *tracker_notes(target, taken, is_whole),
+        *(Note("warning", "unread", f"{text}: step {taken.step} is the newest by its name") for text in target.unread_trackers),
     ]
 
 

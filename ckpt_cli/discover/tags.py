@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
+from typing import Any
 
 from ckpt_cli.discover.beside.folders import is_searched, kind_of
-from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.found import Found, Place, Tracker
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders, broken_link, stays_inside
+from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import format_of, tags_in
+from ckpt_cli.formats.registry import format_of, recognise, tags_in
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import ROLES
+from ckpt_cli.formats.trainers import ROLES, TRACKERS
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -27,6 +30,12 @@ SUFFIX = re.compile(r"\.[A-Za-z]\w*\Z")
 
 TAG_FILES = ("latest", "latest_universal")
 """What DeepSpeed writes beside its saves: the name of the newest one, and of the newest universal one."""
+
+TAG = re.compile(r"global_step(?P<step>[0-9]+)", re.ASCII)
+"""What DeepSpeed writes into ``latest``."""
+
+RELEASE = "release"
+"""What Megatron's tracker says in place of a step, and the folder of that: a converted model, of iteration 0."""
 
 
 def has_tag_file(folder: Path, there: Folders) -> bool:
@@ -74,13 +83,32 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
     if meant is not None:
         return [*found.pop(meant), *(match for matches in found.values() for match in matches)]
     first = next(iter(found.values()))
-    trouble = Undecidable(
-        f"there are {len(found)} saves in this folder: {few(list(found))}",
-        path=folder,
-        expected=f"a file {TAG_FILES[0]} that names one of them",
-        hint=f"pass {quote(str(folder / next(reversed(found))))}, or another of them",
-    )
+    text, unread = f"there are {len(found)} saves in this folder: {few(list(found))}", _unread_in(folder, there)
+    hint = f"pass {quote(str(folder / next(reversed(found))))}, or another of them"
+    trouble: CkptError = Undecidable(text, path=folder, expected=_wanted(said), hint=hint)
+    if unread is not None:
+        text = f"{text}; which of them is meant is in a file that was not read: {unread.message}"
+        trouble = Unreadable(text, path=unread.path, hint=f"make it readable, or {hint}")
     return [replace(match, trouble=trouble) for match in first]
+
+
+def _wanted(said: Mapping[str, str]) -> str:
+    """What would tell which save is meant, where tag files say what they ``said``."""
+    file, name = next(iter(said.items()), (TAG_FILES[0], None))
+    return f"a file {file} that names one of them" + (f", not {name}" if name else "")
+
+
+def _unread_in(folder: Path, there: Folders) -> Unreadable | None:
+    """Why a tag file that is there cannot be read."""
+    for file in TAG_FILES:
+        try:
+            if there.is_file(folder / file):
+                read_small(folder / file, 1 << 10)
+        except Unreadable as error:
+            return error
+        except CkptError:
+            continue
+    return None
 
 
 def passed_over_by_latest(folder: Path, there: Folders) -> Collection[Path]:
@@ -140,6 +168,10 @@ def tag_notes(found: Found, place: Place) -> list[Note]:
     if format_of(place.match).in_tags and place.match.root.parent == folder:
         for child, error in blocked_in(folder, there).items():
             notes.append(Note("warning", "unread", f"{child.name} beside {taken} was not read, and may be newer: {error.message}"))
+        unread = _unread_in(folder, there) if step_at(place.match.root, there) is None else None
+        if unread is not None:
+            file = Path(str(unread.path)).name
+            notes.append(Note("warning", "unread", f"{file} beside {taken} was not read, and may name another save: {unread.message}"))
     for file, name in _named(folder, there).items():
         tag = folder / name
         if tag in roots or (step_of(folder) is None and step_at(tag, there) is not None):
@@ -149,6 +181,62 @@ def tag_notes(found: Found, place: Place) -> list[Note]:
                 why = "in which there is no save" if there.is_folder(tag) else "which is not there"
                 notes.append(Note("warning", "tracker", f"{file} names {name}, {why}: {place.name} was read from {taken}"))
     return notes
+
+
+def trackers_in(folders: Sequence[Path], there: Folders) -> tuple[tuple[Tracker, ...], tuple[str, ...]]:
+    """What tracker files in the folders of steps say the last step is, and of those that could not be read, why."""
+    said: dict[Tracker, None] = {}
+    unread = []
+    for folder in folders:
+        for name in TRACKERS:
+            try:
+                if (step := _tracked_at(folder, name, there)) is not None:
+                    said[Tracker(name, *step)] = None
+            except Unreadable as error:
+                unread.append(f"{name} was not read, and may name another step ({error.message})")
+            except (CkptError, OSError):
+                continue  # what is damaged, or too long to be a tracker, says nothing
+    return tuple(said), tuple(unread)
+
+
+def _tracked_at(folder: Path, name: str, there: Folders) -> tuple[int, str] | None:
+    path = folder / name
+    if there.is_file(path):
+        content = read_small(path, 1 << 16)
+        text, step = content.decode("utf-8", "replace").strip(), _tracked(content, as_json=path.suffix == ".json")
+    elif path.is_symlink():
+        text = os.readlink(path)
+        step = _named_step(PurePath(text).name)
+    else:
+        return None
+    return _other_named(folder, text, there) or step if step is None or "/" in text else step
+
+
+def _other_named(folder: Path, name: str, there: Folders) -> tuple[int, str] | None:
+    """A save beside the steps that has no number: DeepSpeed's tags may have any name, also one with a slash."""
+    with contextlib.suppress(CkptError, OSError):
+        held = stays_inside(name) and (tags_in(folder / name, there) if "/" in name else recognise(folder / name, there))
+        return (0, name) if held else None
+    return None
+
+
+def _tracked(content: bytes, *, as_json: bool) -> tuple[int, str] | None:
+    if as_json:
+        values: Any = parse_json(content)
+        step = values.get("last_global_step") if isinstance(values, dict) else None
+        return (step, "") if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+    return _named_step(content.decode("ascii", "replace").strip()) if len(content) <= 1 << 10 else None
+
+
+def _named_step(text: str) -> tuple[int, str] | None:
+    """The step that a number, the name of a step folder or a tag of DeepSpeed says; `RELEASE` in place of one is step 0."""
+    if text == RELEASE:
+        return 0, text
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return int(text), ""
+    tag = TAG.fullmatch(text)
+    step = int(tag["step"]) if tag is not None else step_of(PurePath(PurePath(text).name))
+    return None if step is None else (step, "")
 
 
 def _check_tag(tag: Path, there: Folders) -> None:

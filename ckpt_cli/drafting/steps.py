@@ -15,6 +15,7 @@ from ckpt_cli.dtypes import BASE
 from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.config import not_loaded
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
 from ckpt_cli.hub.tokenizer import vocabulary_notes
@@ -165,6 +166,9 @@ def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
         notes += [note for source in draft.sources for note in partial_notes(source.component, source.made, tensors)]
     if weights_name == style.loaded:
         notes.append(Note("info", "weights-name", f"written as {weights_name}, the file that {style.name}'s loader reads"))
+    passed_over = not_loaded(config, draft.plan.index_name or weights_name) if config and not style.shared else None
+    if passed_over is not None:
+        notes.append(Note("warning", "unloaded-name", f"{'; '.join(passed_over)}"))
     floats = {output.dtype.code for output in draft.plan.tensors if output.dtype.kind == "float"}
     notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats)
     notes += odd_dtypes(tensors, config, draft.selection.kind)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, NotFound
-from ckpt_cli.files.folders import files_in, folders_in, is_file, is_folder, is_there, similar_hint
+from ckpt_cli.files.folders import Folders, folders_in, is_file, is_folder, is_there, similar_hint
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Watched, read_small, side_file
@@ -80,7 +80,11 @@ TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", 
 
 
 class Seen(dict[Path, Watched]):
-    """Files as they were before anything was read of them."""
+    """Files as they were before anything was read of them; ``broken`` are links in their folders that lead nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: list[Path] = []
 
     def at(self, path: Path) -> Watched:
         """A file as it was when it was first asked for. Raises what opening raises."""
@@ -93,7 +97,7 @@ class Assets:
 
     ``made``: there is no config.json, and ``config`` is what the training's arguments say. ``unused`` are files of the run's tokenizer,
     which is not usable alone, so that all of it is that of the base. ``watched`` are the files, and others that say what the weights
-    mean, as they were before any of them was read.
+    mean, as they were before any of them was read. ``broken`` are links that lead nowhere, in whose place there is nothing of the run.
     """
 
     files: Mapping[str, Path]
@@ -102,6 +106,7 @@ class Assets:
     made: bool = False
     unused: tuple[str, ...] = ()
     watched: tuple[Watched, ...] = ()
+    broken: tuple[Path, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -140,7 +145,9 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     if CONFIG in files and not _has_tokenizer(files):
         files |= _tokenizer_of(without, files)
     unused: list[str] = []
+    broken = list(seen.broken)
     if base is not None:
+        seen.broken.clear()
         configs = _texts(files.values(), seen)
         inner = _listed(base / HUB_FOLDER, seen, everything=True, configs=configs)
         others = {**_listed(base, seen, everything=CONFIG not in inner, configs=configs), **inner}
@@ -151,10 +158,13 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         for name, path in others.items():
             if not name.startswith("README") and not _is_decided(name, own):
                 files.setdefault(name, path)
+        others_broken = [path for path in seen.broken if not path.name.startswith("README") and not _is_decided(path.name, own)]
+        broken += [path for path in others_broken if path.name not in files]
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    return Assets(files, config, tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None, unused=tuple(unused), watched=watched)
+    tokenizer = tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None
+    return Assets(files, config, tokenizer, unused=tuple(unused), watched=watched, broken=tuple(broken))
 
 
 def _has_tokenizer(names: Iterable[str]) -> bool:
@@ -188,10 +198,20 @@ def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
 def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
     """What an output lacks to be usable, and where it may come from."""
     notes, lacking = [], [what.removeprefix("a ") for what in assets.lacking]
+    told = [
+        path
+        for path in assets.broken
+        if (path.name == CONFIG and CONFIG in lacking) or ("tokenizer" in lacking and _has_tokenizer([path.name]))
+    ]
+    for path in (path for path in assets.broken if path not in told):
+        instead = f": {assets.files[path.name]} was taken" if path.name in assets.files else ""
+        notes.append(Note("warning", "lacks-asset", f"{_broken_text(path)}{instead}"))
     if lacking:
         cure = "pass --base DIR with the model that training started from"
         if base is not None:
             cure = f"the base has none either; copy {'it' if len(lacking) == 1 else 'both'} from the model that training started from"
+        if told:
+            cure = "; ".join(map(_broken_text, told))
         notes.append(Note("warning", "lacks-asset", f"the output has no {' and no '.join(lacking)}: {cure}"))
     if assets.unused:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
@@ -206,6 +226,10 @@ def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
         text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
         notes.append(Note("warning", "lacks-part", text))
     return notes
+
+
+def _broken_text(path: Path) -> str:
+    return f"{path} is a link to {os.readlink(path)}, which does not exist"
 
 
 def _parts_elsewhere(assets: Assets) -> list[str]:
@@ -295,7 +319,10 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
         named = name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
         return name.endswith(".py") or named or name == AUXILIARY or (everything and not weights and not name.startswith("."))
 
-    present = files_in(folder, matters)
+    there = Folders()
+    present = there.files(folder, matters)
+    # What a loader needs may lie behind a link to a disk that is not mounted: that is not nothing.
+    seen.broken += [path for path in there.entries(folder) if path.suffix != ".py" and matters(path.name) and there.is_broken(path)]
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from ckpt_cli.names import printable
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 Config = Mapping[str, Any]
@@ -15,6 +18,13 @@ SIZES = ("size", "dim", "len", "position", "_id", "width", "channel", "intermedi
 
 MOST_PARTS = 1 << 14
 """More parts of one kind than any model has."""
+
+
+LOADERS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+"""What ``from_pretrained`` looks for without being told a name, before ".safetensors": diffusers says in a config which class it is of."""
+
+EXPLICIT = "transformers_weights"
+"""The entry by which a config names the weights file itself (transformers 4.57 and newer)."""
 
 
 def levels(config: Config) -> list[Config]:
@@ -50,6 +60,26 @@ def layer_count(config: Config) -> int | None:
     text = config.get("text_config")
     found = [level.get("num_hidden_layers") for level in (config, text) if isinstance(level, Mapping)]
     return next((count for count in found if type(count) is int), None)
+
+
+def not_loaded(config: Config, file: str) -> tuple[str, str] | None:
+    """Why what loads models of this config passes over weights in ``file`` (an index, if there is one), and what to do.
+
+    None if it loads them.
+    """
+    loader = "diffusers" if isinstance(config.get("_class_name"), str) and architecture(config) is None else "transformers"
+    said = config.get(EXPLICIT) if loader == "transformers" else None
+    wanted = f"{LOADERS[loader]}.safetensors"
+    if isinstance(said, str):
+        why = f"config.json says {EXPLICIT} {printable(said)}, so transformers does not load {printable(file)}"
+        return None if file == said else (why, f"correct {EXPLICIT} in config.json")
+    written_so = f"--weights-name {wanted} writes it under that name"
+    variant = re.fullmatch(rf"{LOADERS[loader]}\.([\w.-]+)\.safetensors", file)
+    if variant is not None:
+        return f'{loader} loads {printable(file)} only if it is asked for variant="{printable(variant[1])}"', written_so
+    if file in (wanted, f"{wanted}.index.json"):
+        return None
+    return f"{loader} looks for {wanted}, and does not load {printable(file)}", written_so
 
 
 def architecture(config: Config) -> str | None:

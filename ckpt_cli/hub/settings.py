@@ -123,7 +123,7 @@ def _same(mine: object, other: object) -> bool:
     """Whether two values mean the same: of two ways to scale rotary embedding, only what both say is compared."""
     if isinstance(mine, Mapping) and isinstance(other, Mapping) and "rope_type" in mine and mine["rope_type"] == other.get("rope_type"):
         return all(mine[key] == other[key] for key in mine if key in other)
-    return mine == other
+    return mine == other or (mine != mine and other != other)
 
 
 def _normal(config: Config) -> dict[str, Any]:

@@ -117,7 +117,10 @@ def _model_job(opened: Opened, group: Group, target: Path, setting: Setting[Merg
     whole = plan.united([draft.plan for draft in drafts], index_name, loaded if style.loaded else None)
     names = [file.name for file in whole.files]
     if len(set(names)) < len(names):
-        raise UsageError("two components would have the same weights file", hint="merge them one by one with --type")
+        hint = (
+            "leave out --in-place: each then gets a folder of its own" if options.in_place else "merge them one by one with --type and -o"
+        )
+        raise UsageError("two components would have the same weights file", hint=hint)
     if not options.in_place:
         check_output(target, [opened.found.path], group, setting, whole)
     job = Job.of(drafts, target, whole, setting, _facts(opened, drafts, setting))
@@ -168,7 +171,9 @@ def _drafts(group: Group, setting: Setting[MergeOptions]) -> list[Draft]:
     """The components of one folder, planned."""
     names, own = [component.name for component in group], setting.options.weights_name
     if own is not None and len(group) > 1:
-        raise UsageError("one weights name for several components", hint="merge them one by one with --type")
+        # A second one finds the manifest of the first in place, and is refused.
+        first = "leave out --in-place, and " if setting.options.in_place else ""
+        raise UsageError("one weights name for several components", hint=f"{first}merge them one by one with --type and -o")
     matched = matched_with_base if setting.options.match_base else None
     return [
         finished(_fused(component, setting), setting, own or setting.style.weights_name(component.name, names), matched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from pathlib import Path
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import is_file
-from ckpt_cli.formats.safetensors.names import stem_of
+from ckpt_cli.files.folders import files_in, is_file
+from ckpt_cli.formats.safetensors.names import EMA, stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
-from ckpt_cli.hub.classes.config_counts import mismatches
+from ckpt_cli.hub.bagel import MARKS
+from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import (
@@ -28,7 +30,7 @@ from ckpt_cli.hub.classes.fit import (
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.prefixes import common_prefix
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, not_loaded
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
 from ckpt_cli.hub.tokenizer import ids_beyond, special_ids_beyond
@@ -55,11 +57,11 @@ class ConfigCheck:
     wrapped: bool = False
 
 
-def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:
+def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, loaded_as: str | None = None) -> ConfigCheck:
     """Compare tensors with the config.json and the tokenizer in a folder.
 
     ``written``: they are files for a loader, so that the dtype in the config counts; trainers keep float32 masters of a
-    bfloat16 model.
+    bfloat16 model. ``loaded_as`` is the file by which loaders find them.
     """
     path = folder / CONFIG
     if not is_file(path):
@@ -74,6 +76,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
     found += _vocabulary(folder, tensors)
     beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
     found += [finding("token-ids", text, file=name) for name, text in special_ids_beyond(beside, config, tensors)]
+    found += [*_settings_beside(folder), *_name(folder, config, tensors, loaded_as)]
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
@@ -87,6 +90,21 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool) 
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
+
+
+def _name(folder: Path, config: Config, tensors: Mapping[str, Tensor], loaded_as: str | None) -> Iterator[Finding]:
+    """Weights that loaders pass over because of their name. BAGEL's own loader reads ``ema.safetensors``."""
+    bagel = loaded_as == EMA and (is_file(folder / "llm_config.json") or any(name.split(".")[0] in MARKS for name in tensors))
+    passed_over = not_loaded(config, loaded_as) if loaded_as is not None and config and not bagel else None
+    if passed_over is not None:
+        yield finding("unloaded-name", passed_over[0], file=loaded_as)
+
+
+def _settings_beside(folder: Path) -> Iterator[Finding]:
+    """Numbers that are none in the other configs of a folder: of generation, processors, parts."""
+    for path in files_in(folder, lambda name: name.endswith(CONFIG) and name != CONFIG):
+        with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
+            yield from (finding("odd-setting", f"it says {text}", file=path.name) for text in odd_settings(read_config(path)))
 
 
 def without_config(tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:

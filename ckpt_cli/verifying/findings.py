@@ -37,7 +37,9 @@ KINDS: dict[str, Kind] = {
     "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or wrong", AGAIN),
     "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
     "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not supported: its content was not checked"),
-    "damaged-index": Kind("error", "headers", "the index cannot be read, or points outside of the folder", AGAIN),
+    "damaged-index": Kind(
+        "error", "headers", "the index cannot be read, lacks what loaders read of it, or points outside of the folder", AGAIN
+    ),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "damaged-side-file": Kind(
@@ -100,6 +102,12 @@ KINDS: dict[str, Kind] = {
     "odd-count": Kind(
         "error", "headers", "a count in config.json (layers, heads, experts, sizes) is no whole number: loaders fail", "correct config.json"
     ),
+    "odd-setting": Kind(
+        "error",
+        "headers",
+        "a number in a config is NaN, or infinite where it decides what is computed: results are NaN or wrong",
+        "correct it in the config",
+    ),
     "unbuildable-config": Kind(
         "warning", "headers", "transformers has the class, but cannot build it from config.json: loading fails too", "correct config.json"
     ),
@@ -154,6 +162,12 @@ KINDS: dict[str, Kind] = {
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
     "lacks-config": Kind(
         "warning", "headers", "a model folder without config.json: transformers cannot load it", "copy the config.json of the model into it"
+    ),
+    "unloaded-name": Kind(
+        "warning",
+        "headers",
+        "weights under a name that what loads models of this config does not look for: from_pretrained passes over them",
+        "give them the name that is looked for, or name them when loading",
     ),
     "not-compared": Kind("info", "headers", "the tensors of the model class are unknown; the message says why"),
     # -- full: every byte is read

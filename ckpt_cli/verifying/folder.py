@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.safetensors.index import Problem
+from ckpt_cli.formats.safetensors.index import Index, Problem
 from ckpt_cli.formats.safetensors.names import EMA, INDEX_SUFFIX, SINGLE, SUFFIX, safetensors_part
 from ckpt_cli.formats.safetensors.scan import WeightSet, part_problem, scan
 from ckpt_cli.formats.safetensors.shards import SHARD
@@ -117,6 +117,12 @@ def _rival(main: WeightSet, differs: str) -> str:
 
 def _name(weights: WeightSet) -> str:
     return weights.index.name if weights.index is not None else few([path.name for path in weights.files], 1)
+
+
+def index_findings(paths: Sequence[Path], files: Files) -> list[Finding]:
+    """What keeps loaders from the index of files of torch, if there is one among those that a model was read from."""
+    indexes = [Index.read(path, ".bin", files) for path in paths if path.name == TORCH_INDEX]
+    return [_finding(problem) for index in indexes for problem in index.for_loaders()]
 
 
 def _finding(problem: Problem) -> Finding:

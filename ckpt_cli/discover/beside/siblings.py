@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.folders import Held, held_below, kind_of
@@ -46,20 +46,32 @@ def sibling_notes(found: Found, place: Place, held: Component, config: Config, f
     passed = (other.folder for each in found.places for other in each.passed_over if other.folder is not None)
     taken = {folder for each in found.places for folder in (each.match.root, *each.match.more_roots, *(f.parent for f in each.match.files))}
     tops = (top, place.home) if place.home.is_relative_to(top) else (top,)
-    return notes_below(tops, root, {*taken, *told, *passed}, place.name, held.tensors, config, files)
+    return notes_below(tops, root, {*taken, *told, *passed}, place.name, held.tensors, config, files, read=held.files)
 
 
 def notes_below(
-    tops: Sequence[Path], root: Path, taken: Collection[Path], name: str, tensors: Mapping[str, Tensor], config: Config, files: Files
+    tops: Sequence[Path],
+    root: Path,
+    taken: Collection[Path],
+    name: str,
+    tensors: Mapping[str, Tensor],
+    config: Config,
+    files: Files,
+    *,
+    read: Iterable[Path],
 ) -> list[Note]:
-    """The notes about folders below the ``tops``, of which ``root`` is read; those that are ``taken``, or around such, are none of them."""
+    """The notes about folders below the ``tops``, of which ``root`` is read; those that are ``taken``, or around such, are none of them.
+
+    Neither are those whose weights are among the files that were ``read``: an index may name files in folders.
+    """
+    own = set(read)
     there = Folders()
     try:
         if not there.is_folder(root):
             return []  # beside a single file anything may lie
         runs = dict(found for top in dict.fromkeys(tops) for found in _runs_below(top, {root, *taken}, there))
         below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
-        held = [entry for entry in below.values() if _counts(entry, root, taken) and not any(map(entry.path.is_relative_to, runs))]
+        held = [entry for entry in below.values() if _counts(entry, root, taken, own) and not any(map(entry.path.is_relative_to, runs))]
         held += _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
     except Unreadable:
         return []  # no weights are read from there
@@ -119,9 +131,11 @@ def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:
     ]
 
 
-def _counts(entry: Held, root: Path, taken: Collection[Path]) -> bool:
+def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[Path]) -> bool:
     """Whether a folder holds weights that nothing else is said of."""
     if entry.kind in ("apart", "adapter", "output") or any(format_of(match).in_tags for match in entry.matches):
+        return False
+    if entry.matches and all(path in read for match in entry.matches for path in match.files):
         return False
     if any(folder == entry.path or folder.is_relative_to(entry.path) for folder in (root, *taken)):
         return False

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from ckpt_cli.errors import NotFound, SourceChanged, Unreadable
 from ckpt_cli.files.descriptors import LFS_SIZE, STORE, Identity, refuse_pointer
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
-from ckpt_cli.files.remote.web import listing_of_web, names_on_page
+from ckpt_cli.files.remote.web import Answers, listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
 from ckpt_cli.urls import WEB, Address, address_of
 
@@ -77,6 +77,7 @@ class Tree:
 
     def __init__(self, store: Store, address: Address) -> None:
         self._store, self._root = store, address
+        self._answers = Answers(store)
         self._lock = threading.RLock()
         self._times, self._given = 0, frozenset[str]()
         self._listings: dict[str, Listing | None] = {}
@@ -175,7 +176,8 @@ class Tree:
         if self._root.scheme in WEB:
             # Many servers answer to the name of a folder, too: with its page.
             page = names_on_page(self._at(key)) is not None
-            return FOLDER if page else self._store.status(key) or (FOLDER if self.listing(key) is not None else None)
+            asked = self._store if key in self._given else self._answers
+            return FOLDER if page else asked.status(key) or (FOLDER if self.listing(key) is not None else None)
         # The folder itself first: it will be listed anyway, and a file with the name of a folder is no checkpoint.
         if not self._is_meant(key):
             return self._store.status(key)  # beside what is meant, in a folder that is not listed: only files are asked for there
@@ -188,7 +190,7 @@ class Tree:
             return None
         if self._root.scheme in WEB:
             near = inside or any(each.rpartition("/")[0] == key for each in self._given)
-            return listing_of_web(self._store, self._at(key), self._given) if near else None
+            return listing_of_web(self._store, self._answers, self._at(key), self._given) if near else None
         try:
             return self._store.list(key)
         except Unreadable:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, MissingShard, PartOfSet, reading
 from ckpt_cli.files.folders import Folders, is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.sets.names import lost_part, unlisted_parts
-from ckpt_cli.names import few, plural
+from ckpt_cli.names import few, plural, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +43,24 @@ def raise_first(problems: Iterable[Problem]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """``owners``: tensor name -> file name; ``files``: their names; ``total``: the size of all in bytes, None without a number."""
+    """``owners``: tensor name -> file name; ``files``: their names; ``total``: what it says of the size of all, None if nothing.
+
+    ``unloadable``: why transformers and diffusers, which read no index without its metadata, do not load it.
+    """
 
     path: Path
     owners: Mapping[str, str]
     files: tuple[str, ...]
-    total: int | None
+    total: Any = None
+    unloadable: str | None = None
 
     @classmethod
     def read(cls, path: Path, suffix: str, files: Files) -> Index:
         """An index whose files all have the ``suffix`` and lie in its folder. Raises CorruptFile, NotFound or Unreadable."""
         files.watch(path)
         with reading(path):
-            content = parse_json(read_small(path), "the index")
+            raw = read_small(path)
+            content = parse_json(raw, "the index")
             owners = content.get("weight_map") if isinstance(content, dict) else None
             if not isinstance(owners, dict) or not owners:
                 raise CorruptFile("the index has no weight_map")
@@ -62,8 +70,28 @@ class Index:
                     raise CorruptFile(message, tensor=name, expected=f"a {suffix} file")
         metadata = content.get("metadata")
         total = metadata.get("total_size") if isinstance(metadata, dict) else None
-        is_number = type(total) is int or (isinstance(total, float) and math.isfinite(total))
-        return cls(path, owners, tuple(sorted(set(owners.values()))), int(total or 0) if is_number else None)
+        trouble = None
+        if raw.startswith(codecs.BOM_UTF8):
+            trouble = "it begins with a byte order mark, which loaders do not read"
+        elif not isinstance(metadata, dict):
+            lacks = "it has no metadata" if "metadata" not in content else f"its metadata is {_written(metadata)}"
+            trouble = f"{lacks}: transformers and diffusers need a JSON object there, if only an empty one"
+        return cls(path, owners, tuple(sorted(set(owners.values()))), total, trouble)
+
+    def for_loaders(self) -> Iterator[Problem]:
+        """What keeps loaders from an index that can be read."""
+        if self.unloadable is not None:
+            yield Problem("damaged-index", self.unloadable, file=self.path.name)
+
+    def miscounted(self, total: int) -> Iterator[Problem]:
+        """Another size of all than ``total``, or one that is no number."""
+        if type(self.total) not in (int, float, type(None)):
+            text = f"total_size is {_written(self.total)}, where a number is needed: {total} bytes are in the files"
+            yield Problem("index-total", text, file=self.path.name, numbers={"bytes": total})
+        elif self.total is not None and self.total != total:
+            text = f"{str(self.total)[:40]} bytes in the index, {total} in the files"
+            numbers = {"bytes": total, "listed": self.total}
+            yield Problem("index-total", text, file=self.path.name, numbers=numbers if abs(self.total) < math.inf else {"bytes": total})
 
     def missing(self) -> Iterator[Problem]:
         """Files of its set that it does not list, and files that it lists and that are not there. Raises Unreadable."""
@@ -99,6 +127,11 @@ class Index:
                 text = "the index says that this tensor is in the file, but it is not"
                 lost = Inconsistent(text, path=self.path.parent / owner, tensor=name)
                 yield Problem("misplaced-tensor", "the index says that it is here, and no file holds it", lost, owner, name)
+
+
+def _written(value: object) -> str:
+    """A value as the index has it."""
+    return printable(json.dumps(value, ensure_ascii=False))[:40]
 
 
 def without_index(index: Path, parts: Sequence[Path], there: Folders) -> IncompleteError:

@@ -137,9 +137,7 @@ class _Look:
         self.problems += misplaced
         readable = not lost and None not in held.values()
         total = sum(tensor.nbytes for tensors in held.values() for tensor in (tensors or {}).values())
-        if readable and not misplaced and index.total not in (None, total):
-            text = f"{index.total} bytes in the index, {total} in the files"
-            self.problems.append(Problem("index-total", text, file=index.path.name, numbers={"bytes": total, "listed": index.total}))
+        self.problems += [*index.for_loaders(), *(index.miscounted(total) if readable and not misplaced else ())]
         return self._set(next(iter(held)) if len(held) == 1 else index.path.name, index.path, held, readable)
 
     def together(self, names: Sequence[str]) -> WeightSet:

@@ -28,6 +28,7 @@ ADVICE = {
     "uneven-layers": "ckpt verify with --base shows whether the base has it",
     "odd-count": "correct config.json",
     "unusual-count": "most loaders fail: correct config.json, unless the model's own code accepts it",
+    "odd-setting": "what the model computes depends on it: correct config.json",
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",

@@ -8,8 +8,9 @@ transformers has a place for it.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.known_names import types_of
 from ckpt_cli.hub.classes.prediction import AROUND, PART, asked_layers, lost_tensors, of_prediction, prediction_layers
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
+from ckpt_cli.hub.settings import COUNTED
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural, printable
@@ -64,6 +66,12 @@ NEEDED = ("num_hidden_layers", "hidden_size")
 POSITIONS = "max_position_embeddings"
 """A limit rather than a count in many models: -1 is none (XLNet), and a float does no harm."""
 
+FACTOR = re.compile(r"\w*(scal(e|ing)|factor|multiplier|temperature|soft_?cap)\w*")
+"""Numbers that others are multiplied with or divided by: a limit may be infinite, as those of time steps in Mamba2 are, but not these."""
+
+WRITTEN_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""Numbers that JSON does not have; Python reads the words, and transformers 5 writes {"__float__": word}."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
@@ -83,8 +91,9 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
     ``namings`` are the names, in memory and on the hub, of a class of which only these are known.
     """
     # What code of another loader makes of a count is not known.
-    found = [*_odd_counts(config, "odd-count" if _is_of_transformers(config) else "unusual-count"), *_prediction(config, shapes)]
-    found += [*_types(config), *_quantised(config, shapes)]
+    found = [*_odd_counts(config, "odd-count" if _is_of_transformers(config) else "unusual-count")]
+    found += [Mismatch("odd-setting", f"config.json says {text}") for text in odd_settings(config)]
+    found += [*_prediction(config, shapes), *_types(config), *_quantised(config, shapes)]
     if not known:
         stacks = _numbers(STACK, shapes)
         found += [*_layers(config, stacks, shapes), *_parts(config, stacks), *_experts(config, shapes), *_towers(config, shapes, namings)]
@@ -113,6 +122,27 @@ def _odd_counts(config: Config, code: str, place: str = "") -> Iterator[Mismatch
             yield Mismatch(code, f"config.json says {printable(place + key)} {written[:40]}, where a whole number is needed")
     for key, part in parts.items():
         yield from _odd_counts(part, code, f"{place}{key}.")
+
+
+def odd_settings(config: Config) -> Iterator[str]:
+    """Numbers at any depth that are NaN, or infinite where they decide what is computed. Counts are told by `_odd_counts`."""
+    pending: deque[tuple[str, object, bool]] = deque((str(key), value, False) for key, value in config.items())
+    told: set[str] = set()
+    while pending:
+        name, value, decides = pending.popleft()
+        key = name.rpartition(".")[2]
+        decides = decides or COUNTED.fullmatch(key) is not None or FACTOR.fullmatch(key) is not None
+        if isinstance(value, Mapping) and list(value) == ["__float__"]:
+            value = WRITTEN_FLOATS.get(str(value["__float__"]))
+        if isinstance(value, Mapping):
+            pending += [(f"{name}.{inner}", item, decides) for inner, item in value.items()]
+        elif isinstance(value, list):
+            pending += [(name, item, decides) for item in value if isinstance(item, (Mapping, list, float))]
+        elif isinstance(value, float) and (math.isnan(value) or (decides and math.isinf(value))):
+            is_part = all(part.endswith("_config") or part in SUBCONFIG_KEYS for part in name.split(".")[:-1])
+            if name not in told and not (is_part and key != POSITIONS and COUNT.fullmatch(key)):
+                yield f"{printable(name)} {json.dumps(value)}, where a finite number is needed"
+            told.add(name)
 
 
 def _types(config: Config) -> Iterator[Mismatch]:

@@ -235,7 +235,7 @@ def _shared(target: Path) -> PartsFolder | None:
             f"the parts belong to {len(found)} different plans",
             path=target,
             details=[str(path) for path in found],
-            hint="the sources or options changed between parts: remove the folders of those that are not wanted",
+            hint="sources, options or installed packages differ between parts: remove the folders of those that are not wanted",
         )
     return PartsFolder(target, found[0].name.removeprefix(start)) if found else None
 

@@ -208,6 +208,26 @@ def test_files_and_metadata_of_two_saves_are_refused(step: Callable[[str], Path]
     assert error.path == str(folder / "model_0.pt")
 
 
+@pytest.mark.parametrize("case", ["fsdp-2", "tponly-2"])
+def test_an_item_that_the_metadata_do_not_list_is_doubted(case: str, step: Callable[[str], Path], saves: Path, tmp_path: Path) -> None:
+    """A save leaves the files of an earlier one in its folder, which nothing else tells from items that were saved without a resharder."""
+    folder = step(case)
+    for path in (saves / "layout-2" / STEP).glob("ema_*.pt"):
+        shutil.copy2(path, folder)
+    for chosen in ("ema", "all"):
+        done = ckpt_cli.merge(folder, tmp_path / chosen, type=chosen)
+        (text,) = [note.text for note in done.checkpoint.notes if note.code == "unlisted-item"]
+        assert text.startswith("metadata.pkl lists model and not ema: ")
+    done = ckpt_cli.merge(folder, tmp_path / "model")
+    assert "unlisted-item" not in {note.code for note in done.checkpoint.notes}
+
+
+@pytest.mark.parametrize("case", WITH_EMA)
+def test_items_that_the_metadata_list_are_not(case: str, step: Callable[[str], Path], tmp_path: Path) -> None:
+    done = ckpt_cli.merge(step(case), tmp_path / "out", type="all")
+    assert "unlisted-item" not in {note.code for note in done.checkpoint.notes}
+
+
 def test_safetensors_and_metadata_of_two_saves_are_refused(step: Callable[[str], Path], saves: Path, tmp_path: Path) -> None:
     folder = step("st-fsdp-4")
     shutil.copy(saves / "st-tp-4" / STEP / "metadata.pkl", folder)

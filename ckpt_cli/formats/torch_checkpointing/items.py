@@ -13,7 +13,7 @@ from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.dcp.groups import MODEL
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.sets.parts import PART, with_parts
-from ckpt_cli.formats.torch_checkpointing.metadata import FORM_OF, ITEM_FILE, Item, ItemFile, Saved
+from ckpt_cli.formats.torch_checkpointing.metadata import FORM_OF, ITEM_FILE, METADATA, Item, ItemFile, Saved
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.groups import groups_of
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
@@ -87,6 +87,15 @@ def notes_of_others(main: str, others: Sequence[str]) -> list[Note]:
         text = f"the folder also holds {few(known)}"
         notes.append(Note("info", "other-components", text, tuple(name for name in others if name not in doubtful)))
     return notes
+
+
+def notes_of_unlisted(name: str, saved: Saved) -> list[Note]:
+    """A warning about weights that the metadata do not list, beside some that they do: a save leaves the files of earlier ones."""
+    listed = [other for other, item in saved.items.items() if item.tensors and not is_state_key(other)]
+    if name in saved.items or not listed:
+        return []
+    text = f"{METADATA} lists {few(listed)} and not {name}: it was saved without a resharder, or is of an earlier save into this folder"
+    return [Note("warning", "unlisted-item", text)]
 
 
 def _holds_weights(name: str, match: Match, saved: Saved, files: Files) -> bool:

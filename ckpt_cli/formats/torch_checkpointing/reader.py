@@ -31,6 +31,7 @@ from ckpt_cli.formats.torch_checkpointing.items import (
     models,
     named_items,
     notes_of_others,
+    notes_of_unlisted,
     path_of,
     ranks_of_state,
     weights,
@@ -195,6 +196,7 @@ class TorchCheckpointing(Format):
                 *assembled.notes,
                 *left_out_notes(leaf for state in states for leaf in state.leaves),
                 *age_notes(sources),
+                *notes_of_unlisted(name, saved),
             ),
             writer=match.evidence,
             # safetensors sorts tensors, and the metadata has no order.

@@ -370,6 +370,9 @@ class TestAlpha:
         (run / "lora_train_meta.json").write_text('{"r": 2, "lora_alpha": 6}')
         assert self.scale(run, tmp_path / "b") == 3
         assert self.scale(run, tmp_path / "c", lora_alpha=2) == 1
+        (run / "lora_train_meta.json").unlink()
+        (run / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": -8}')
+        assert self.scale(run, tmp_path / "d") == -4
 
     def test_that_is_overruled_is_warned_of(self, tmp_path: Path) -> None:
         run = plain(tmp_path, SMALL)
@@ -379,7 +382,7 @@ class TestAlpha:
 
     @pytest.mark.parametrize(
         "content",
-        [None, "{}", '{"lora_alpha": 0}', '{"lora_alpha": "6"}', '{"lora_alpha": NaN}', '{"lora_alpha": true}', '{"lora_alpha": -1}'],
+        [None, "{}", '{"lora_alpha": 0}', '{"lora_alpha": "6"}', '{"lora_alpha": NaN}', '{"lora_alpha": true}', '{"lora_alpha": -1e31}'],
     )
     def test_that_is_not_known_is_asked_for(self, tmp_path: Path, content: str | None) -> None:
         run = plain(tmp_path, SMALL)

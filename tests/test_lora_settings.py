@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, Inconsistent, Unsupported
+from ckpt_cli.errors import CkptError, Inconsistent, Undecidable, Unsupported
 from ckpt_cli.lora import settings
 from tests.architectures import MODELS, build
 from tests.tensors import load
@@ -243,3 +243,67 @@ class TestSettings:
         assert [note.text for note in notes if note.code == "unknown-setting"] == [
             "adapter_config.json has a setting that ckpt does not know, and which may change the result: use_something_new"
         ]
+
+
+class TestAlphasAndRanks:
+    """of adapter_config.json: as PEFT takes them, or refused where it does not load them."""
+
+    def edited(self, folder: Path, values: dict[str, Any], **options: Any) -> Path:
+        adapted("qwen2", {"target_modules": ["q_proj", "up_proj"], **options}, folder)
+        path = folder / "adapter" / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        return folder / "adapter"
+
+    @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["LoRA", "rank-stabilised", "DoRA"])
+    @pytest.mark.parametrize(
+        ("values", "scaled"),
+        [
+            ({"alpha_pattern": {"q_proj": 0}}, {"q": 0, "up": 10}),
+            ({"alpha_pattern": {"q_proj": 0.0, "up_proj": -5, "proj": 3}}, {"q": 0, "up": -5}),
+            ({"alpha_pattern": {"q_proj": -4}}, {"q": -4, "up": 10}),
+            ({"alpha_pattern": {".*layers.0.*": 0, "q_proj": 6}}, {}),
+            ({"lora_alpha": -10}, {"q": -10, "up": -10}),
+            ({"lora_alpha": 0, "alpha_pattern": {"q_proj": 3, "up_proj": 0}}, {"q": 3, "up": 0}),
+        ],
+        ids=str,
+    )
+    def test_are_those_of_peft(self, values: dict[str, Any], scaled: dict[str, float], options: dict[str, Any], tmp_path: Path) -> None:
+        adapter = self.edited(tmp_path, values, **options)
+        result = ckpt_cli.merge(adapter, tmp_path / "out", base=tmp_path / "base", verify=True)
+        wanted, found, base = by_peft(tmp_path, adapter), load(tmp_path / "out"), load(tmp_path / "base")
+        assert_same(found, wanted, {})
+        assert result.exit_code == 0
+        for name in (name for name in found if "q_proj.weight" in name and scaled.get("q") == 0 and not options.get("use_dora")):
+            assert torch.equal(found[name], base[name])
+        ckpt_cli.merge(adapter, tmp_path / "exported", base=tmp_path / "base", lora="export")
+        again = by_peft(tmp_path, tmp_path / "exported")
+        assert all(torch.equal(again[name], tensor) for name, tensor in wanted.items())
+
+    @pytest.mark.parametrize(
+        ("values", "said"),
+        [
+            ({"alpha_pattern": {"q_proj": None}}, "adapter_config.json says null as the alpha of q_proj"),
+            ({"alpha_pattern": {"q_proj": "8"}}, 'adapter_config.json says "8" as the alpha of q_proj'),
+            ({"alpha_pattern": {"q_proj": float("inf"), "proj": 4}}, "adapter_config.json says Infinity as the alpha of q_proj"),
+            ({"lora_alpha": 0}, "is unknown: adapter_config.json says 0, which some trainers write whatever was trained"),
+            ({"lora_alpha": "16"}, 'is unknown: adapter_config.json says "16"'),
+            ({"r": 0}, "the factors have rank 4, but adapter_config.json says 0"),
+            ({"r": -2}, "the factors have rank 4, but adapter_config.json says -2"),
+            ({"rank_pattern": {"q_proj": 0}}, "the factors have rank 4, but adapter_config.json says 0"),
+            ({"rank_pattern": {"q_proj": None, "proj": 4}}, "the factors have rank 4, but adapter_config.json says null"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("lora", ["merge", "export"])
+    def test_that_peft_does_not_load_or_nobody_means_are_refused(
+        self, values: dict[str, Any], said: str, lora: str, tmp_path: Path
+    ) -> None:
+        adapter = self.edited(tmp_path, values)
+        if values != {"lora_alpha": 0} and float("inf") not in values.get("alpha_pattern", {}).values():
+            with pytest.raises((TypeError, ValueError)):
+                by_peft(tmp_path, adapter)
+        with pytest.raises((Inconsistent, Undecidable)) as raised:
+            ckpt_cli.merge(adapter, tmp_path / "out", base=tmp_path / "base", **({"lora": lora} if lora == "export" else {}))
+        assert said in raised.value.message
+        assert not (tmp_path / "out").exists()
+        assert "damaged-adapter" in {item.code for item in ckpt_cli.verify(adapter).findings}

@@ -446,7 +446,7 @@ class TestWhatAnOutputWasMadeFrom:
     def test_the_last_line_names_no_output_that_was_removed(self, run: Path, tmp_path: Path) -> None:
         command = ["watch", run, "-o", tmp_path / "out", "--once", "--keep", "1"]
         ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)
-        age(run / "checkpoint-100", 40000)
+        age(run / "checkpoint-100", 86400 - 1800)
         done = ckpt(*command)
         assert happened(tmp_path / "out")[-2:] == [("made", 100), ("removed", 100)]
         (line,) = (line for line in done.err.splitlines() if line.startswith("next: "))
@@ -456,7 +456,7 @@ class TestWhatAnOutputWasMadeFrom:
         ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
         shutil.rmtree(run / "checkpoint-100")
         shutil.copytree(run / "checkpoint-200", run / "checkpoint-100")
-        age(run / "checkpoint-100", 43200)
+        age(run / "checkpoint-100", 86400 - 1800)  # much later, it would be of another training
         (event,) = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model").events
         assert (event.event, event.step) == ("made", 200)
         ckpt_cli.average(run, tmp_path / "right", steps=(100, 200), type="model")
@@ -716,6 +716,111 @@ class TestWhatIsPassedOver:
         assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--since", "400").out.startswith(
             ("nothing is due", "step 200", "step 100")
         )
+
+
+class TestATrainingThatWasStartedAgain:
+    """It writes the low steps first, and the high ones of the training before stay until it gets there."""
+
+    def steps(self, run: Path, days: dict[int, float]) -> Path:
+        """Steps that were written so many days ago."""
+        for step in (100, 200):
+            (run / f"checkpoint-{step}").rename(run.parent / f"old-{step}")
+        for step, since in days.items():
+            shutil.copytree(run.parent / ("old-100" if since > 5 else "old-200"), run / f"checkpoint-{step}")
+            age(run / f"checkpoint-{step}", since * 86400)
+        return run
+
+    @pytest.mark.parametrize(
+        ("days", "made", "waits"),
+        [
+            ({5000: 40, 200: 2, 400: 1}, {400: (200, 400)}, {5000: (400, 5000)}),
+            ({4800: 40, 5000: 39, 200: 2}, {5000: (4800, 5000)}, {4800: (200, 4800)}),
+            # Steps at other distances: those of the training before lie between those of the new one.
+            ({100: 40, 300: 39.9, 200: 2, 400: 1}, {200: (100, 200)}, {300: (200, 300), 400: (200, 300)}),
+            # Training that went back to 300.
+            ({200: 40, 300: 39.9, 500: 39.8, 400: 1}, {300: (200, 300), 400: (300, 400)}, {500: (400, 500)}),
+            # Started again twice.
+            ({300: 40, 200: 20, 400: 19, 100: 1}, {}, {200: (100, 200), 300: (200, 300), 400: (200, 300)}),
+        ],
+        ids=["low steps", "several of before", "between", "went back", "twice"],
+    )
+    def test_no_average_is_of_both(
+        self, days: dict[int, float], made: dict[int, Any], waits: dict[int, Any], run: Path, tmp_path: Path
+    ) -> None:
+        self.steps(run, days)
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
+        assert {event.step: event.steps for event in result.events} == made
+        reasons = {step: text for step, text in result.waiting[str(run)].items() if step != min(days)}
+        assert reasons.keys() == waits.keys()
+        for step, (younger, older) in waits.items():
+            assert f"checkpoint-{younger} was written " in reasons[step]
+            assert f" later than checkpoint-{older}, so that these may be of two trainings" in reasons[step]
+        assert [note.code for note in result.notes if note.code != "step-waits"] == ["older-steps"]
+
+    def test_three_steps_of_which_the_outer_ones_are_of_both(self, run: Path, tmp_path: Path) -> None:
+        self.steps(run, {4800: 40, 5000: 39, 200: 2})
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=3", type="model")
+        assert result.events == ()
+        assert "may be of two trainings" in result.waiting[str(run)][5000]
+
+    def test_an_average_that_waited_is_made_once_the_steps_before_are_gone(self, run: Path, tmp_path: Path) -> None:
+        self.steps(run, {300: 40, 200: 2, 400: 1})
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--average", "2", "--type", "model")
+        assert "step 400  waits: --average last=2 needs steps 300, 400" in done.err
+        shutil.rmtree(run / "checkpoint-300")
+        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
+        assert [(event.step, event.steps) for event in result.events] == [(400, (200, 400))]
+        assert [note.code for note in result.notes] == ["step-waits"]
+
+    def test_is_said_as_other_commands_say_it(self, run: Path, tmp_path: Path) -> None:
+        self.steps(run, {5000: 40, 200: 2, 400: 1})
+        for _ in range(2):
+            done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+            text = "warning: run: checkpoint-400 was written 39 days later than checkpoint-5000: if training was started again"
+            assert done.err.count(text) == 1
+            assert done.code == 0
+        assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "-qq").err == ""
+        (note,) = ckpt_cli.detect(run).checkpoint.notes
+        assert note.code == "older-steps"
+
+    def test_is_none_of_training(self, run: Path, tmp_path: Path) -> None:
+        self.steps(run, {100: 4, 200: 3, 300: 2.99})
+        assert ckpt_cli.watch(run, tmp_path / "out", once=True).notes == ()
+
+    @pytest.mark.parametrize(
+        ("days", "kept"),
+        [
+            ({5000: 40, 200: 2}, {200, 5000}),
+            ({5000: 40, 200: 2, 400: 1}, {400, 5000}),
+            ({300: 40, 200: 2, 400: 1}, {400}),
+            ({200: 40, 300: 39.9, 500: 39.8, 400: 1}, {400, 500}),
+        ],
+    )
+    def test_its_newest_output_is_kept(self, days: dict[int, float], kept: set[int], run: Path, tmp_path: Path) -> None:
+        self.steps(run, days)
+        home = tmp_path / "out"
+        result = ckpt_cli.watch(run, home, once=True, keep=1)
+        assert {int(path.name.removeprefix("step-")) for path in home.glob("step-*")} == kept
+        said = [note.text for note in result.notes if note.code == "output-kept"]
+        assert [text.partition(" is not removed: ")[0] for text in said] == ([str(home / f"step-{max(kept)}")] if len(kept) > 1 else [])
+
+    def test_its_newest_output_is_kept_also_if_the_steps_are_gone(self, run: Path, tmp_path: Path) -> None:
+        self.steps(run, {5000: 40, 300: 2})
+        home = tmp_path / "out"
+        ckpt_cli.watch(run, home, once=True)
+        shutil.rmtree(run / "checkpoint-5000")
+        for _ in range(2):
+            ckpt_cli.watch(run, home, once=True, keep=1)
+        assert {path.name for path in home.glob("step-*")} == {"step-300", "step-5000"}
+        shutil.rmtree(home / "step-5000")
+        assert [note.code for note in ckpt_cli.watch(run, home, once=True, keep=1).notes] == []
+
+    def test_files_that_come_late_are_seen_in_its_steps(self, run: Path, tmp_path: Path) -> None:
+        self.steps(run, {4800: 40, 4900: 40, 5000: 40, 200: 2, 400: 1})
+        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        (run / "checkpoint-400" / "chat_template.jinja").write_text("a")
+        os.utime(run / "checkpoint-400" / "chat_template.jinja", (time.time() - 40000,) * 2)
+        assert [event.step for event in ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events] == [400]
 
 
 class TestAnOutputThatIsNotWhatWasWritten:

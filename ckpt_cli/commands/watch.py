@@ -93,6 +93,9 @@ def watch(
         for step, reason in sorted(run.waiting.items())
     ]
     notes += [
+        NoteInfo(level="warning", code="older-steps", text=f"{run.path.name}: {run.older}") for run in watched if run.older is not None
+    ]
+    notes += [
         NoteInfo(level="warning", code="output-kept", text=f"{folder} is not removed: {why}")
         for run in watched
         for folder, why in run.kept.items()

@@ -269,12 +269,12 @@ def older_notes(target: Target, taken: Found) -> list[Note]:
     order but minutes apart. (A plain copy that takes hours and begins with a high step gives a false alarm, which is why this is no error.)
     The time is that of one weights file per step: folders change when something is written beside the weights.
     """
-    written = _time_of(taken)
+    written = written_at(taken)
     if written is None:
         return []
     age = target.age
     lower = [found for found in target.checkpoints if age(found) < age(taken)]
-    times = [(time, found) for found in _some_of(lower) if (time := _time_of(found)) is not None and time - written > SECONDS]
+    times = [(time, found) for found in _some_of(lower) if (time := written_at(found)) is not None and time - written > SECONDS]
     if not times:
         return []
     latest, other = max(times, key=lambda pair: pair[0])
@@ -292,7 +292,7 @@ def _some_of(steps: Sequence[Found]) -> Sequence[Found]:
     return [*(far[place * (len(far) - 1) // (half - 1)] for place in range(half)), *steps[-half:]]
 
 
-def _time_of(found: Found) -> float | None:
+def written_at(found: Found) -> float | None:
     """When the first weights file of a step was written; None where that cannot be told."""
     files = found.places[0].match.files
     try:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable, Unsupported, UsageError, reading
 from ckpt_cli.files.folders import is_file
@@ -54,6 +54,9 @@ class AdapterFacts:
     looked_in: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
     model_type: str | None = None
+    unusable: str = ""
+    """What a file says in place of an alpha."""
+    rank_origin: str = ""
 
     @property
     def transposed(self) -> bool:
@@ -70,14 +73,20 @@ class AdapterFacts:
         return alpha / math.sqrt(rank) if self.config.get("use_rslora") is True else alpha / rank
 
     def alpha_of(self, module: str) -> float:
-        """The alpha of one module; patterns of the config go before the common one (peft, ``get_pattern_key``)."""
+        """The alpha of one module; patterns of the config go before the common one (peft, ``get_pattern_key``).
+
+        As in PEFT that of a pattern may be 0: who names modules means it.
+        """
         patterns = self.config.get("alpha_pattern") if self.origin != FLAG else None
         for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
-            if _number(value) and _matches(pattern, module):
+            if _matches(pattern, module):
+                if not _is_number(value):
+                    what, hint = f"{CONFIG} says {_said(value)} as the alpha of {pattern}", "correct it there, or pass --lora-alpha"
+                    raise Undecidable(what, tensor=module, expected="a number", hint=hint)
                 return float(value)
         if self.alpha is None:
             raise Undecidable(
-                "the alpha of these LoRA adapters is unknown",
+                "the alpha of these LoRA adapters is unknown" + (f": {self.unusable}" if self.unusable else ""),
                 expected=f"lora_alpha in {META} or {CONFIG}; looked in {', '.join(self.looked_in) or 'no file'}",
                 hint="pass --lora-alpha with the value of the training",
             )
@@ -128,20 +137,20 @@ class AdapterFacts:
         """Raise Inconsistent if the files name another rank than the factors have."""
         patterns = self.config.get("rank_pattern")
         for pattern, value in (patterns if isinstance(patterns, Mapping) else {}).items():
-            if type(value) is int and _matches(pattern, module):
-                expected: int | None = value
+            if _matches(pattern, module):
+                origin, differs, expected = CONFIG, value != rank, value
                 break
         else:
-            expected = self.rank
-        if expected is not None and expected != rank:
+            origin, differs, expected = self.rank_origin, self.rank not in (None, rank), self.rank
+        if differs:
             hint = "the adapter's files may be from two runs"
-            raise Inconsistent(f"the factors have rank {rank}, but {self.origin} says {expected}", tensor=module, hint=hint)
+            raise Inconsistent(f"the factors have rank {rank}, but {origin} says {_said(expected)}", tensor=module, hint=hint)
 
 
 def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object = None) -> AdapterFacts:
     """Read the files in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
 
-    An alpha of 0 counts as unknown: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
+    An alpha of 0 counts as unknown, and a rank of 0 in META: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
     """
     if given is not None and not (math.isfinite(given) and given > 0):
         raise UsageError("--lora-alpha is out of range", expected="a number above 0")
@@ -150,7 +159,10 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
     meta = _object(meta_path) if meta_path is not None else {}
     config = _object(config_path) if config_path is not None else {}
     _check_kind(config, config_path)
-    known = [(float(said["lora_alpha"]), name) for said, name in ((meta, META), (config, CONFIG)) if _number(said.get("lora_alpha"))]
+    known = [(float(said["lora_alpha"]), name) for said, name in ((meta, META), (config, CONFIG)) if _is_alpha(said.get("lora_alpha"))]
+    unusable = [f"{name} says {_said(said['lora_alpha'])}" for said, name in ((meta, META), (config, CONFIG)) if "lora_alpha" in said]
+    if {said.get("lora_alpha") == 0 for said in (meta, config) if "lora_alpha" in said} == {True}:
+        unusable[-1] += ", which some trainers write whatever was trained"
     looked_in = tuple(name for said, name in ((meta, META), (config, CONFIG)) if said)
     notes = []
     if given is not None:
@@ -168,10 +180,22 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
     if unknown := unknown_settings(config):
         text = f"{CONFIG} has {'a setting' if len(unknown) == 1 else 'settings'} that ckpt does not know, and which may change the result"
         notes.append(Note("warning", "unknown-setting", f"{text}: {few(unknown)}"))
-    rank = next((said["r"] for said in (meta, config) if type(said.get("r")) is int and said["r"] > 0), None)
+    ranks = [(said["r"], name) for said, name in ((meta, META), (config, CONFIG)) if type(said.get("r")) is int]
+    rank, rank_origin = next(((rank, name) for rank, name in ranks if rank > 0 or name == CONFIG), (None, ""))
     task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
     alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
-    return AdapterFacts(alpha, origin, rank, task, config, looked_in, tuple(notes), model_type if isinstance(model_type, str) else None)
+    return AdapterFacts(
+        alpha,
+        origin,
+        rank,
+        task,
+        config,
+        looked_in,
+        tuple(notes),
+        model_type if isinstance(model_type, str) else None,
+        " and ".join(unusable),
+        rank_origin,
+    )
 
 
 def peft_config(
@@ -242,9 +266,18 @@ def _object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _number(value: object) -> bool:
-    """A usable alpha: some trainers write 0 whatever was trained."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LARGEST
+def _is_alpha(value: object) -> bool:
+    """A usable alpha, which may be below 0; 0 is none, as some trainers write that whatever was trained."""
+    return _is_number(value) and value != 0
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _said(value: object) -> str:
+    """A value as the file has it."""
+    return json.dumps(value)[:40]
 
 
 def _matches(pattern: str, module: str) -> bool:

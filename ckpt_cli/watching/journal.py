@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ckpt_cli.discover.found import ages
+from ckpt_cli.discover.found import Age, ages
 from ckpt_cli.errors import CorruptFile, NotWritable, UsageError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import read_small
 from ckpt_cli.output.staging import sync_folder
 from ckpt_cli.results.watch import WatchEvent, WatchOutput
 from ckpt_cli.watching.outputs import folders_of, trouble_of
+from ckpt_cli.watching.trainings import Written
 
 NAME = "watch.jsonl"
 MOST = 1 << 30
@@ -55,9 +56,19 @@ class Journal:
 
     def kept(self) -> list[int]:
         """The steps that were made here and not removed by ``--keep``, in the order of their run, as its folders say it."""
+        return [step for step in self._ages() if step not in self.removed]
+
+    def written(self) -> Written[int]:
+        """When the steps were saved of which outputs were made here, also of those that were removed."""
+        saved = {step: event.saved for step, event in self.made.items()}
+        return Written(tuple((step, age, time / 1e9) for step, age in self._ages().items() if (time := saved[step]) is not None))
+
+    def _ages(self) -> dict[int, Age]:
+        """How new the steps are that were made here, oldest first."""
         folder = {step: Path(event.source) for step, event in self.made.items()}
         age = ages(folder.values())
-        return sorted(self.made.keys() - self.removed, key=lambda step: (age(folder[step])[0], step))
+        of_steps = {step: (age(folder[step])[0], step) for step in folder}
+        return dict(sorted(of_steps.items(), key=lambda item: item[1]))
 
     def newest(self) -> WatchOutput | None:
         """The output of the newest step that was made here and not removed by ``--keep``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,12 +36,13 @@ from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.options import WatchOptions
 from ckpt_cli.watching.outputs import folders_of, is_output_of, remove, trouble_of, why_kept
 from ckpt_cli.watching.readiness import Readiness, is_other, is_saved_again, saved_at, sources_of
+from ckpt_cli.watching.trainings import Written, started_again, told_later, written_in
 
 UNFINISHED = (IncompleteError, CorruptFile, NotFound, SourceChanged)
 """Errors of a step that may be gone once it is written to its end."""
 
 OF_OTHER_STEPS = ("step-skipped", "older-steps", "tracker", "step-folders")
-"""Codes of notes about the choice of a step, which a watch does not leave to anything."""
+"""Codes of notes about the choice of a step, which a watch does not leave to anything; what shows a second training it says of the run."""
 
 STILL_WRITTEN = 2
 """The newest steps, to which files may still be added; of older ones only the weights are looked at, of one of them at each look all."""
@@ -63,18 +64,19 @@ class Pusher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what happens: events, why a step or all of a run (None) waits, and the lines that commands print."""
+    """Who is told what happens: events, why a step or all of a run (None) waits, the lines that commands print, what a run warns of."""
 
     event: Callable[[WatchEvent], None] = lambda _: None
     waits: Callable[[Path, int | None, str], None] = lambda *_: None
     line: Callable[[str], None] = lambda _: None
+    warns: Callable[[Path, str], None] = lambda *_: None
 
 
 @dataclass(slots=True)
 class WatchedRun:
     """A run and the ``home`` of its outputs, which were all made with options that say ``deciding``.
 
-    ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why.
+    ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why; ``older``: what shows that training was started again.
     """
 
     path: Path
@@ -89,6 +91,7 @@ class WatchedRun:
     push: Pusher
     waiting: dict[int, str] = field(default_factory=dict)
     kept: dict[Path, str] = field(default_factory=dict)
+    older: str | None = None
     _failed: dict[int, str] = field(default_factory=dict)
     _unpushed: dict[int, str] = field(default_factory=dict)
     _unfinished: set[int] = field(default_factory=set)
@@ -110,7 +113,11 @@ class WatchedRun:
             raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {self.path}")
         due: list[float] = []
         wanted = {step: found for found, step in steps_of(target, self.options)}
-        newest = [found.step for found in target.checkpoints if found.step is not None][-STILL_WRITTEN:]
+        written = written_in(target)
+        self._warn(started_again(target, written))
+        # Where training was started again, it adds to lower ones.
+        last = written.last(STILL_WRITTEN) if self.older is not None else []
+        newest = {found.step for at, found in enumerate(reversed(target.checkpoints)) if at < STILL_WRITTEN or found.path in last}
         self._pass_over(passed_over(target, self.options), wanted)
         turn = self._looks % len(wanted) if wanted else 0
         for number, (step, found) in enumerate(wanted.items()):
@@ -121,7 +128,7 @@ class WatchedRun:
                 self._after(step)
                 continue
             # Said first: with too few steps, whether the files of this one are settled decides nothing.
-            if not (steps := self._averaged(target, found, step)):
+            if not (steps := self._averaged(target, found, step, written)):
                 continue
             parts = [other for other in target.checkpoints if other.step in steps and other is not found]
             left = max(self.readiness.seconds_left(target, each) for each in (found, *parts))
@@ -155,8 +162,8 @@ class WatchedRun:
             self._sources[step] = tuple(source for folder in folders_of(made) for source in sources_of(folder))
         return not (sources and any(map(is_other, self._sources[step])))
 
-    def _averaged(self, target: Target, last: Found, step: int) -> tuple[int, ...]:
-        """The steps that make the output of a step: itself, or the newest ones up to it; none while there are too few."""
+    def _averaged(self, target: Target, last: Found, step: int, written: Written[Path]) -> tuple[int, ...]:
+        """The steps that make the output of a step: itself, or the newest ones up to it; none while these are too few, or of two runs."""
         said = self.options.averaging
         if said is None:
             return (step,)
@@ -167,7 +174,13 @@ class WatchedRun:
             there_are = f"there {'is' if len(whole) == 1 else 'are'} {len(whole)}"
             self._wait(step, f"--average last={said['last']} needs {said['last']} steps up to this one, and {there_are}")
             return ()
-        return tuple(whole[-said["last"] :])
+        steps = tuple(whole[-said["last"] :])
+        if (apart := written.apart([found.path for found in target.checkpoints if found.step in steps])) is not None:
+            text = f"{told_later(target.label(apart[0]), target.label(apart[1]), apart[2])}, so that these may be of two trainings"
+            advice = "move the steps of the one before out of the run, or choose those that are meant with ckpt average"
+            self._wait(step, f"--average last={said['last']} needs steps {', '.join(map(str, steps))}, and {text}: {advice}")
+            return ()
+        return steps
 
     def _made(self, found: Found, step: int, steps: tuple[int, ...]) -> bool:
         """Make the output of a step; False if that is not possible (yet)."""
@@ -253,13 +266,16 @@ class WatchedRun:
         """Remove outputs older than the newest N that are whole, as ``--keep`` says: those that were made here, and hold nothing else."""
         if self.options.keep is None:
             return
-        made = {step: self.journal.made[step] for step in reversed(self.journal.kept())}
-        if len(made) <= self.options.keep:
+        made, by_number = self.journal.made, self.journal.kept()
+        if len(by_number) <= self.options.keep:
             return
-        # One that lost its weights, or was removed by somebody, takes no place of those that are kept.
-        whole = (step for step, event in made.items() if trouble_of(event) is None)
-        oldest = next(itertools.islice(whole, self.options.keep - 1, None), None)
-        older = itertools.takewhile(lambda step: step != oldest, self.journal.kept()) if oldest is not None else ()
+        older, self.kept = self._beyond(by_number, self.options.keep), {}
+        if before := set(self.journal.written().of_before()).intersection(by_number):
+            # Nothing else tells which training they are of: what one of the two orders counts as the newest stays.
+            by_training = sorted(by_number, key=lambda step: step not in before)
+            replaced = self._beyond(by_training, self.options.keep)
+            self.kept = {folder: why for step in replaced if step not in older for folder, why in self._doubts(step)}
+            older = [step for step in older if step in replaced]
         for step in older:
             if (self.options.execute is not None and step not in self.journal.ran) or (
                 not made[step].exit_code and not self._is_pushed(step)
@@ -267,9 +283,21 @@ class WatchedRun:
                 continue
             folders = folders_of(made[step])
             kept = {folder: why for folder in folders if (why := why_kept(folder, self.home)) is not None}
-            self.kept = {folder: why for folder, why in self.kept.items() if folder not in folders} | kept
+            self.kept |= kept
             if not kept and remove(folders, Path(made[step].output)):
                 self._tell("removed", step, Path(made[step].output), 0.0)
+
+    def _beyond(self, steps: Sequence[int], count: int) -> list[int]:
+        """The steps, which come oldest first, that are older than the newest ``count`` whose outputs are whole."""
+        # One that lost its weights, or was removed by somebody, takes no place of those that are kept.
+        whole = (place for place in reversed(range(len(steps))) if trouble_of(self.journal.made[steps[place]]) is None)
+        return list(steps[: next(itertools.islice(whole, count - 1, None), 0)])
+
+    def _doubts(self, step: int) -> Iterator[tuple[Path, str]]:
+        """The folders of an output that is the newest by its number only, and what speaks against that."""
+        if (later := self.journal.written().later_below(step)) is not None:
+            why = f"{told_later(f'step {later[0]}', f'step {step}', later[1])}, so that this may be of a training before"
+            yield from ((folder, why) for folder in folders_of(self.journal.made[step]) if folder.is_dir())
 
     def _is_there(self, step: int) -> bool:
         """Whether an output is there for what follows on it. One that is there, but is not what was written, has failed."""
@@ -292,6 +320,11 @@ class WatchedRun:
             text = ": ".join(filter(None, (error.message, error.path)))
             said = {"exit_code": error.exit_code, "error": error.code, "message": text, "hint": error.advice}
             self._tell("failed", step, output, seconds, **said)
+
+    def _warn(self, older: str | None) -> None:
+        if older is not None and older != self.older:
+            self.listener.warns(self.path, older)
+        self.older = older
 
     def _wait(self, step: int, reason: str) -> None:
         if self.waiting.get(step) != reason:

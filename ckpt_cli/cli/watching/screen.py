@@ -58,6 +58,11 @@ class Screen:
         if not self.session.json and not self.session.quiet:
             self.session.labelled(f"{self._step(str(run), step)}  waits", DIM, reason)
 
+    def warns(self, run: Path, warning: str) -> None:
+        """What a run warns of, when it begins to."""
+        if not self.session.json and self.session.quiet < 2:
+            self.session.labelled("warning", WARNING, f"{run.name}: {warning}")
+
     def line(self, line: str) -> None:
         """A line of a command."""
         if not self.session.json and not self.session.quiet:
@@ -76,8 +81,8 @@ def watch_result(result: WatchResult, session: Session) -> None:
     if session.quiet:
         return
     for note in result.notes:
-        # Why a step waits was said when it began to.
-        if note.code != "step-waits":
+        # Why a step waits, and what a run warns of, was said when it began to.
+        if note.code not in ("step-waits", "older-steps"):
             session.labelled("warning", WARNING, note.text)
     happened = {event.run for event in result.events}
     for output in result.newest:

@@ -164,7 +164,7 @@ class TestLinksThatLeadToNoOtherStep:
 
 def moment(path: Path, seconds: int) -> None:
     for each in path.rglob("*"):
-        os.utime(each, (NOW + seconds, NOW + seconds))
+        os.utime(each, ns=(NOW * 10**9 + seconds * 10**9 + 7,) * 2)
 
 
 class TestACopyFromAnotherStep:
@@ -205,6 +205,21 @@ class TestACopyFromAnotherStep:
         for name in ("model", "ema"):
             notes = ckpt_cli.merge(run, tmp_path / name, type=name).checkpoint.notes
             assert bool(told(notes, "other-step")) == (f"{name}.safetensors" in names)
+
+    def test_of_one_rank_without_its_time_may_be_what_is_not_trained(self, run: Path, tmp_path: Path) -> None:
+        name = "actor/model_world_size_2_rank_1.pt"
+        shutil.copy(run / "global_step_10" / name, run / "global_step_20" / name)
+        done = ckpt_cli.merge(run / "global_step_20", tmp_path / "out", allow_unequal_replicas=True)
+        assert told(done.checkpoint.notes, "other-step") == []
+
+    def test_of_training_state_is_none(self, run: Path, tmp_path: Path) -> None:
+        """Random states are the same where nothing random was computed."""
+        for rank in range(2):
+            name = f"actor/extra_state_world_size_2_rank_{rank}.pt"
+            shutil.copy2(run / "global_step_10" / name, run / "global_step_20" / name)
+        done = ckpt_cli.extract_state(run, tmp_path / "state")
+        assert done.step == 20
+        assert told(done.notes, "other-step") == []
 
     def test_of_the_same_size_and_time_with_another_content_is_none(self, run: Path, tmp_path: Path) -> None:
         moment(run, 0)

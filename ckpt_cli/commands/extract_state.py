@@ -76,7 +76,7 @@ def extract_state(
     with Files(progress=progress) as files:
         found, place, notes, newer = choose(path, files, component, step, nodes)
         state = read_state(found, place, files, optimizer=True)
-        notes += other_step_notes(found, place, state.sources)
+        notes += other_step_notes(found, place, state.sources, weights=False)
         optimizer = _optimizer(found, place, files, chosen, state.notes) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
             if format_of(place.match).is_refused and place.match.trouble is not None:

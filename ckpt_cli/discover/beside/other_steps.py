@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place, ages
@@ -23,13 +23,15 @@ END = 1 << 16
 """Bytes at each end of two files that are compared. The checksums of some hundred records of torch fit into the last ones."""
 
 ZIP = b"PK"
+SECOND = 10**9
 
 
-def other_step_notes(found: Found, place: Place, files: Iterable[Path]) -> list[Note]:
+def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weights: bool = True) -> list[Note]:
     """A warning if ``files`` of a step are those of another step of its run, through links, as the same files under two names, or copies.
 
     Raises Inconsistent if some are, and others its own, where each rank wrote one: no save was ever like that. Parts of a model may be
-    shared on purpose, if they were not trained. A file under two names, or there twice, is taken for that of the lower step.
+    shared on purpose, if they were not trained. A file under two names, or there twice, is taken for that of the lower step. Copies are
+    only looked for among ``weights``: state may be the same in two steps.
     """
     if found.step is None or step_of(found.path) != found.step:
         return []
@@ -37,10 +39,8 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path]) -> list[
     paths = list(dict.fromkeys(files))
     linked = {path: other for path in paths if (other := steps.led_to(path)) is not None}
     held = linked | {path: other for path in paths if path not in linked and (other := steps.shared_with(path)) is not None}
-    for path in paths if not held else ():
-        # By its checksums alone a file is looked for as long as all before it are copies.
-        other = steps.copied_from(path, of_any_time=len(held) == paths.index(path))
-        held |= {path: other} if other is not None else {}
+    if not held and weights:
+        held = steps.copies(paths)
     if not held:
         return []
     step, others = found.path.name, set(held.values())
@@ -106,12 +106,25 @@ class _Steps:
         also = status_of(twin) if twin is not None else None
         return twin.relative_to(step.parent).parts[0] if twin is not None and also is not None and os.path.samestat(status, also) else None
 
-    def copied_from(self, path: Path, *, of_any_time: bool) -> str | None:
-        """The name of the step before or after in which a file has a copy, in the same place.
+    def copies(self, paths: Sequence[Path]) -> dict[Path, str]:
+        """The files of which the step before or after has a copy, in the same place, each with the name of that step.
 
-        Its size and time show one that keeps times (``cp -p``, rsync), and both ends of the files confirm it: small saves may be as old.
-        What torch saved ends with the checksums of all its records, so that a copy shows ``of_any_time``.
+        Size and time show those of which a copy kept the time (``cp -p``, rsync), and both ends of the files confirm it. What torch saved
+        ends with the checksums of all its records: these show copies of any time, but say nothing of some files alone, since a rank or a
+        stage may hold only what is not trained.
         """
+        kept = {path: other for path in paths if (other := self._copied_from(path, of_any_time=False)) is not None}
+        if kept:
+            return kept
+        found: dict[Path, str] = {}
+        for path in paths:
+            other = self._copied_from(path, of_any_time=True)
+            if other is None:
+                return {}
+            found[path] = other
+        return found
+
+    def _copied_from(self, path: Path, *, of_any_time: bool) -> str | None:
         step, status = self._step_above(path), status_of(path)
         if step is None or status is None or is_remote(path):
             return None
@@ -120,8 +133,10 @@ class _Steps:
             also = status_of(twin)
             if also is None or also.st_size != status.st_size or os.path.samestat(also, status):
                 continue
-            ends = _ends(path) if also.st_mtime_ns == status.st_mtime_ns or of_any_time else None
-            if ends and ends == _ends(twin) and (also.st_mtime_ns == status.st_mtime_ns or ends[0].startswith(ZIP)):
+            # Times of whole seconds are those of archives, in which several saves may have one.
+            timed = also.st_mtime_ns == status.st_mtime_ns and status.st_mtime_ns % SECOND != 0
+            ends = _ends(path) if timed or of_any_time else None
+            if ends and ends == _ends(twin) and (timed or ends[0].startswith(ZIP)):
                 return sibling.name
         return None
 

@@ -177,6 +177,24 @@ class TestAFileOfNoKnownName:
         assert (tmp_path / "out" / "words.vocab").read_text() == "base\n"
 
 
+class TestAFileThatCustomCodeNames:
+    CODE = "import torch\nVOCAB_FILES_NAMES = {'vocab_file': 'words.vocab', \"model\": \"weights.bin\"}\n"
+
+    def test_is_copied(self, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", "tokenizer.json", "words.vocab", "other.vocab", "weights.bin")
+        (run / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_x.Own", None]}}))
+        (run / "tokenization_x.py").write_text(self.CODE)
+        notes = told(ckpt_cli.merge(run, tmp_path / "out"))
+        assert (tmp_path / "out" / "words.vocab").read_text() == "run\n"
+        assert not (tmp_path / "out" / "weights.bin").exists()
+        assert notes["unknown-files"].startswith("other.vocab in ")
+
+    def test_is_not_where_no_config_names_the_code(self, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", "tokenizer.json", "words.vocab")
+        (run / "tokenization_x.py").write_text(self.CODE)
+        assert "words.vocab" in told(ckpt_cli.merge(run, tmp_path / "out"))["unknown-files"]
+
+
 class TestFoldersThatLoadersRead:
     NAMES = (f"{TEMPLATE_FOLDER}/rag.jinja", f"{CODE_FOLDER}/generate.py")
 

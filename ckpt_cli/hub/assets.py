@@ -327,7 +327,18 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
-    return found | (custom_code(modules, [*_texts(found.values(), seen), *configs]) if modules else {})
+    code = custom_code(modules, [*_texts(found.values(), seen), *configs]) if modules else {}
+    return found | code | _read_by(code.values(), there.files(folder, is_unknown) if code else [])
+
+
+def _read_by(code: Iterable[Path], files: Sequence[Path]) -> dict[str, Path]:
+    """The files that custom code names, such as a vocabulary of its tokenizer. Weights and pickles are none of them."""
+    sources = []
+    for path in code if files else ():
+        with contextlib.suppress(CkptError):
+            sources.append(read_small(path).decode("utf-8", "replace"))
+    named = {path.name: path for path in files if any(f"{quote}{path.name}{quote}" in text for text in sources for quote in "\"'")}
+    return {name: path for name, path in named.items() if not has_weight_suffix(name)}
 
 
 def _texts(paths: Iterable[Path], seen: Seen) -> list[Any]:

@@ -82,6 +82,6 @@ def _unknown_notes(found: Found, place: Place, files: Mapping[str, Path]) -> lis
             if path.name not in files and os.path.abspath(path) not in weights
         ]
         if names:
-            text = f"{few(sorted(names), 3)} in {folder}: of no known use, not written; tokenizer or code of the model may read such files"
+            text = f"{few(sorted(names), 3)} in {folder}: not written; nothing tells whether tokenizer or code of the model need such files"
             notes.append(Note("info", "unknown-files", text))
     return notes

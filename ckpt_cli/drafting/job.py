@@ -79,9 +79,10 @@ class Job:
             written = {file.name for file in whole.files}
             side_files = {name: content for name, content in model_files(first.assets, whole).items() if name not in written}
         texts = {name: path for name, path in first.assets.files.items() if name in side_files}
+        base = setting.base.folder if setting.base is not None else None
         notes = (
             *(note for draft in drafts for note in draft.notes),
-            *(() if first.is_adapter else lacking_notes(first.assets, setting.base.folder if setting.base is not None else None)),
+            *(() if first.is_adapter else lacking_notes(first.assets, base, output)),
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))

@@ -21,6 +21,18 @@ from ckpt_cli.files.folders import Folders, folders_in, is_file, is_folder, is_t
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Watched, read_small, side_file
+from ckpt_cli.hub.beside.names import (
+    ASSET_PATTERN,
+    CODE_FOLDER,
+    NO_ASSETS,
+    OF_VOCABULARY,
+    TEMPLATE_FOLDER,
+    TOKENIZER_CONFIG,
+    VOCABULARIES,
+    has_weight_suffix,
+    is_asset_name,
+    is_unknown,
+)
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code, missing_code
@@ -31,52 +43,16 @@ from ckpt_cli.tensors.component import Note
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 HUB_FOLDER = "huggingface"
-ASSET_NAMES = frozenset(
-    {
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-        "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "image_processor.json",
-        "feature_extractor.json", "chat_template.json", "chat_template.jinja", "modules.json", "LICENSE", "LICENSE.txt", "NOTICE",
-        "llm_config.json", "vit_config.json",
-    }
-)  # fmt: skip
-"""What trainers write into a checkpoint's own folder; other JSON files there (trainer state and so on) stay behind."""
-
-ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")
-WEIGHT_SUFFIXES = frozenset(
-    {
-        ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",
-        ".gguf", ".ggml", ".llamafile", ".onnx", ".onnx_data", ".data", ".ot", ".tflite", ".mlmodel", ".pdparams", ".nemo", ".engine",
-        ".tar", ".zip", ".gz", ".zst",
-    }
-)  # fmt: skip
-"""Weights in any form, and archives, which may hold them: never an asset."""
-
-NO_ASSETS = re.compile(
-    r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|(trainer|rng|data\w*|extra)_state\.json|\w+_results\.json"
-    r"|events\.out\.tfevents\..*|.*\.log|(\w+_log|logging)\.jsonl"
-    r"|(fsdp|ds|deepspeed|zero|accelerate|trainer|training|train|run)(_config|_args)?\.(json|ya?ml)|args\.json"
-    r"|(latest|LATEST|last)(_\w+)?(\.txt)?|checkpoint_tracker\.json|ckpt_contents\.json|metadata\.json",
-    re.ASCII,
-)
-"""What belongs to other weights than those that are written, or to a training."""
-
 AUXILIARY = "ae.safetensors"
 """BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
 
 OF_BAGEL = ("llm_config.json", "ema.safetensors")
-NO_CODE = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
+NO_CODE = VOCABULARIES | OF_VOCABULARY
 MAX_CONFIG = 4 << 20
 """Bytes of a config; what is larger is a vocabulary."""
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
-OF_VOCABULARY = frozenset({"merges.txt", "added_tokens.json", "special_tokens_map.json"})
-"""What belongs to a vocabulary and is no tokenizer alone."""
-
 MODULES = "modules.json"
 """The parts of a model of sentence-transformers, each in a folder of its own."""
-
-TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"})
 
 
 class Seen(dict[Path, Watched]):
@@ -125,9 +101,10 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
     The first folder with a config.json decides for the run, and if that has no tokenizer, the first one with a tokenizer; ``base`` only
-    adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an
-    asset but weights, what a training leaves, and its README, which describes another model. Of Python files
-    only those that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
+    adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an asset but weights,
+    what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets comes from there.
+    Of Python files only those that a config names as its custom code, and what these import: trainers leave scripts such as
+    ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files, without, seen = dict[str, Path](), dict[str, Path](), Seen()
@@ -157,7 +134,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         own = dict(files)
         for name, path in others.items():
             if not name.startswith("README") and not _is_decided(name, own):
-                files.setdefault(name, path)
+                files.setdefault(name, path if unused else _of_run(name, own) or path)
         others_broken = [path for path in seen.broken if not path.name.startswith("README") and not _is_decided(path.name, own)]
         broken += [path for path in others_broken if path.name not in files]
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
@@ -168,7 +145,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
 
 
 def _has_tokenizer(names: Iterable[str]) -> bool:
-    return any(name in TOKENIZER_FILES or name.endswith(".tiktoken") for name in names)
+    return any(name in VOCABULARIES or name.endswith(".tiktoken") for name in names)
 
 
 def _tokenizer_of(others: Mapping[str, Path], files: Mapping[str, Path]) -> dict[str, Path]:
@@ -177,15 +154,21 @@ def _tokenizer_of(others: Mapping[str, Path], files: Mapping[str, Path]) -> dict
     return {name: path for name, path in others.items() if path.parent == folder and name not in files and _is_of_tokenizer(name)}
 
 
+def _of_run(name: str, own: Mapping[str, Path]) -> Path | None:
+    """The run's own file of a name that only a base tells to be an asset, which is beside the assets of the run."""
+    folders = dict.fromkeys(path.parent for path in own.values()) if is_unknown(name) else ()
+    return next((folder / name for folder in folders if is_file(folder / name)), None)
+
+
 def _is_of_tokenizer(name: str) -> bool:
-    known = TOKENIZER_FILES | OF_VOCABULARY | {TOKENIZER_CONFIG}
+    known = VOCABULARIES | OF_VOCABULARY | {TOKENIZER_CONFIG}
     return name in known or name.startswith("chat_template") or ASSET_PATTERN.fullmatch(name) is not None
 
 
 def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
     """Whether the run has in another file what this one of the base would say: its vocabulary, or the chat template."""
-    if name in TOKENIZER_FILES | OF_VOCABULARY | {TOKENIZER_CONFIG} or name.endswith(".tiktoken"):
-        return any(own in TOKENIZER_FILES or own.endswith(".tiktoken") for own in files)
+    if name in VOCABULARIES | OF_VOCABULARY | {TOKENIZER_CONFIG} or name.endswith(".tiktoken"):
+        return any(own in VOCABULARIES or own.endswith(".tiktoken") for own in files)
     if name.startswith("chat_template"):
         if any(own.startswith("chat_template") for own in files):
             return True
@@ -195,8 +178,8 @@ def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
     return False
 
 
-def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
-    """What an output lacks to be usable, and where it may come from."""
+def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
+    """What an output lacks to be usable, and where it may come from. An output that is added to a folder has what is in that."""
     notes, lacking = [], [what.removeprefix("a ") for what in assets.lacking]
     told = [
         path
@@ -222,10 +205,29 @@ def lacking_notes(assets: Assets, base: Path | None) -> list[Note]:
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
         notes.append(Note("warning", "lacks-code", text))
     parts = _parts_elsewhere(assets)
-    if parts:
+    if parts and not _is_same(assets.files[MODULES].parent, output):
         text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
         notes.append(Note("warning", "lacks-part", text))
+    for folder in (each for each in _folders_beside(assets) if not _is_same(each.parent, output)):
+        text = f"{printable(str(folder))}, which transformers reads, is a folder that is not written: copy it into the output"
+        notes.append(Note("warning", "lacks-part", text))
     return notes
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.abspath(one) == os.path.abspath(other)
+
+
+def _folders_beside(assets: Assets) -> list[Path]:
+    """The folders beside a tokenizer and a config that are loaded with them."""
+    tokenizer = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in assets.files.items() if _is_of_tokenizer(name))
+    config = [assets.files[CONFIG].parent / CODE_FOLDER] if CONFIG in assets.files else []
+    found = []
+    for folder in (*tokenizer, *config):
+        with contextlib.suppress(CkptError):
+            if is_folder(folder):
+                found.append(folder)
+    return found
 
 
 def _broken_text(path: Path) -> str:
@@ -315,9 +317,8 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
     """Asset files of a folder: by name, or ``everything`` that is no weights; code that its configs (or ``configs``) name."""
 
     def matters(name: str) -> bool:
-        weights = os.path.splitext(name)[1] in WEIGHT_SUFFIXES or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
-        named = name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
-        return name.endswith(".py") or named or name == AUXILIARY or (everything and not weights and not name.startswith("."))
+        weights = has_weight_suffix(name) or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
+        return name.endswith(".py") or is_asset_name(name) or name == AUXILIARY or (everything and not weights and not name.startswith("."))
 
     there = Folders()
     present = there.files(folder, matters)
@@ -326,7 +327,18 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
-    return found | (custom_code(modules, [*_texts(found.values(), seen), *configs]) if modules else {})
+    code = custom_code(modules, [*_texts(found.values(), seen), *configs]) if modules else {}
+    return found | code | _read_by(code.values(), there.files(folder, is_unknown) if code else [])
+
+
+def _read_by(code: Iterable[Path], files: Sequence[Path]) -> dict[str, Path]:
+    """The files that custom code names, such as a vocabulary of its tokenizer. Weights and pickles are none of them."""
+    sources = []
+    for path in code if files else ():
+        with contextlib.suppress(CkptError):
+            sources.append(read_small(path).decode("utf-8", "replace"))
+    named = {path.name: path for path in files if any(f"{quote}{path.name}{quote}" in text for text in sources for quote in "\"'")}
+    return {name: path for name, path in named.items() if not has_weight_suffix(name)}
 
 
 def _texts(paths: Iterable[Path], seen: Seen) -> list[Any]:

@@ -15,7 +15,7 @@ from ckpt_cli.files.source import begins_with, read_small, size_of
 from ckpt_cli.tensors.component import Note
 
 TEXTS = (".json", ".jinja")
-FILLED = re.compile(r".*\.(json|jinja|model|tiktoken|spm)|(vocab|merges)\.txt")
+FILLED = re.compile(r".*\.(json|jinja|model|tiktoken|spm|codes|tokenizer)|(vocab|merges|dict)\.txt")
 """Files that have content, whatever a model is: an empty one is left by an interrupted copy or a full disk."""
 
 MARK = b"\xef\xbb\xbf"

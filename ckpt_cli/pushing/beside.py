@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.hub.assets import ASSET_NAMES, OF_VOCABULARY, TOKENIZER_CONFIG, TOKENIZER_FILES, WEIGHT_SUFFIXES
+from ckpt_cli.hub.beside.names import ASSET_NAMES, OF_VOCABULARY, TOKENIZER_CONFIG, VOCABULARIES, has_weight_suffix
 from ckpt_cli.pushing import card
 
 PART = r"(-[0-9]+-of-[0-9]+)?"
@@ -25,7 +25,7 @@ CHOSEN_LAST = re.compile(rf"pytorch_model{PART}\.bin(\.index\.json)?|tf_model\.h
 """What transformers takes where there is no model.safetensors."""
 
 TEMPLATES = frozenset({"chat_template.json", "chat_template.jinja"})
-OF_TOKENIZER = TOKENIZER_FILES | OF_VOCABULARY | TEMPLATES | {TOKENIZER_CONFIG}
+OF_TOKENIZER = VOCABULARIES | OF_VOCABULARY | TEMPLATES | {TOKENIZER_CONFIG}
 OF_NO_MODEL = frozenset({"LICENSE", "LICENSE.txt", "NOTICE"})
 
 
@@ -50,7 +50,7 @@ class Beside:
         others = sorted(name for name in there if "/" not in name and name not in own)
         stale = [name for name in others if name in written or (OF_SET.search(name) and OF_SET.sub("", name) in stems)]
         rest = [name for name in others if name not in stale]
-        has_tokenizer = not own.isdisjoint({*TOKENIZER_FILES, TOKENIZER_CONFIG})
+        has_tokenizer = not own.isdisjoint({*VOCABULARIES, TOKENIZER_CONFIG})
 
         def is_taken(name: str) -> bool:
             if name in OF_TOKENIZER:
@@ -63,4 +63,4 @@ class Beside:
 
 
 def _is_of_model(name: str) -> bool:
-    return (name in ASSET_NAMES and name not in OF_NO_MODEL) or any(name.endswith(suffix) for suffix in WEIGHT_SUFFIXES)
+    return (name in ASSET_NAMES and name not in OF_NO_MODEL) or has_weight_suffix(name)

@@ -13,7 +13,8 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file, stays_inside
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import ASSET_NAMES, ASSET_PATTERN, CONFIG
+from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.beside.names import is_asset_name
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.findings import finding, unread
@@ -36,7 +37,7 @@ def check_beside(folder: Path) -> Iterator[Finding]:
 
 
 def _is_asset(name: str) -> bool:
-    return name != CONFIG and (name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None)
+    return name != CONFIG and is_asset_name(name)
 
 
 def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Finding]:

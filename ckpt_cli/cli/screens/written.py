@@ -250,7 +250,7 @@ def _next_part(session: Session, outputs: Sequence[WrittenFolder]) -> None:
 
 def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """Notes about what is in or beside the checkpoint and is not written: no warning, but always shown."""
-    said = ("extra-state", "other-weights", "other-components")
+    said = ("extra-state", "other-weights", "other-components", "unknown-files")
     return [("left out", note.text) for note in checkpoint.notes if note.level == "info" and note.code in said]
 
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.files.folders import files_in
 from ckpt_cli.formats.step_names import epoch_of, step_of
 from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import Assets
+from ckpt_cli.hub.beside.names import is_unknown
 from ckpt_cli.hub.peft_names import adapter_config, has_adapters
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -48,15 +51,37 @@ def _all_runs(found: Found) -> list[Path]:
 
 
 def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, object]) -> list[Note]:
-    """What was taken from the folder of the run, since the step has none of its own; ``names`` are those of the tensors."""
+    """What was taken from the folder of the run, since the step has none of its own, and what beside the assets is left out.
+
+    ``names`` are those of the tensors.
+    """
     runs = _all_runs(found)
     files = dict(assets.files)
     if has_adapters(names):
         path = adapter_config(asset_homes(found, place))
         files |= {path.name: path} if path is not None else {}
     taken = {name: path for name, path in files.items() if path.parent in runs}
-    if not taken:
-        return []
-    where = next(iter(taken.values())).parent
-    text = f"{few(sorted(taken), 4)}: taken from the folder of the run, {where}, since the step has none of {place.name}"
-    return [Note("info", "assets-of-run", text)]
+    notes = _unknown_notes(found, place, files)
+    if taken:
+        where = next(iter(taken.values())).parent
+        text = f"{few(sorted(taken), 4)}: taken from the folder of the run, {where}, since the step has none of {place.name}"
+        notes.insert(0, Note("info", "assets-of-run", text))
+    return notes
+
+
+def _unknown_notes(found: Found, place: Place, files: Mapping[str, Path]) -> list[Note]:
+    """What is beside config and tokenizer and neither an asset nor anything that a training is known to leave there."""
+    homes = asset_homes(found, place)
+    folders = dict.fromkeys(path.parent for path in files.values() if path.parent in homes)
+    weights = {os.path.abspath(path) for other in found.places for path in other.match.files}
+    notes = []
+    for folder in folders:
+        names = [
+            path.name
+            for path in files_in(folder, lambda name: is_unknown(name) and not is_state_file(name))
+            if path.name not in files and os.path.abspath(path) not in weights
+        ]
+        if names:
+            text = f"{few(sorted(names), 3)} in {folder}: not written; nothing tells whether tokenizer or code of the model need such files"
+            notes.append(Note("info", "unknown-files", text))
+    return notes

@@ -1,0 +1,106 @@
+"""The names of files beside weights: what is an asset, what no model needs, and what is neither for certain."""
+
+from __future__ import annotations
+
+import os
+import re
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+VOCABULARIES = frozenset(
+    {
+        "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model",
+        "spm.model", "spm_char.model", "prophetnet.tokenizer", "byte_maps.json", "vocab-src.json", "tekken.json",
+    }
+)  # fmt: skip
+"""What makes a tokenizer: the vocabularies that the tokenizers of transformers read, alone or with files of `OF_VOCABULARY`."""
+
+OF_VOCABULARY = frozenset(
+    {
+        "merges.txt", "added_tokens.json", "special_tokens_map.json", "bpe.codes", "dict.txt", "emoji.json", "entity_vocab.json",
+        "normalizer.json", "source.spm", "target.spm", "target_vocab.json", "vocab-tgt.json", "word_shape.json",
+        "word_pronunciation.json", "artists.json", "genres.json", "lyrics.json",
+    }
+)  # fmt: skip
+"""What belongs to a vocabulary and is no tokenizer alone."""
+
+ASSET_NAMES = (
+    VOCABULARIES
+    | OF_VOCABULARY
+    | {
+        "config.json", "generation_config.json", TOKENIZER_CONFIG, "preprocessor_config.json", "processor_config.json",
+        "video_preprocessor_config.json", "audio_tokenizer_config.json", "image_processor.json", "feature_extractor.json",
+        "chat_template.json", "chat_template.jinja", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+        "configuration.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
+    }
+)  # fmt: skip
+"""What trainers write into a checkpoint's own folder. tests/test_asset_names.py compares them with what transformers reads."""
+
+ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")
+PICKLED = frozenset({"vocab.pkl", "vocab.bin"})
+"""Vocabularies that old tokenizers kept as pickles, which are never passed on."""
+
+TEMPLATE_FOLDER = "additional_chat_templates"
+CODE_FOLDER = "custom_generate"
+"""Code for generation, which transformers reads from a folder of its own, as it does with more than one chat template."""
+
+WEIGHT_SUFFIXES = frozenset(
+    {
+        ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",
+        ".gguf", ".ggml", ".llamafile", ".onnx", ".onnx_data", ".data", ".ot", ".tflite", ".mlmodel", ".pdparams", ".nemo", ".engine",
+        ".tar", ".zip", ".gz", ".zst",
+    }
+)  # fmt: skip
+"""Weights in any form, and archives, which may hold them: never an asset."""
+
+NO_ASSETS = re.compile(
+    r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|(trainer|rng|data\w*|extra)_state\.json|\w+_results\.json"
+    r"|events\.out\.tfevents\..*|.*\.log|(\w+_log|logging)\.jsonl"
+    r"|(fsdp|ds|deepspeed|zero|accelerate|trainer|training|train|run)(_config|_args)?\.(json|ya?ml)|args\.json"
+    r"|(latest|LATEST|last)(_\w+)?(\.txt)?|checkpoint_tracker\.json|ckpt_contents\.json|metadata\.json",
+    re.ASCII,
+)
+"""What belongs to other weights than those that are written, or to a training."""
+
+OF_TRAINING = re.compile(
+    # Logs, tables, pictures, scripts and settings of a run, data, and what describes the folder itself.
+    r".*\.(jsonl|log|out|err|csv|tsv|md|rst|html?|pdf|png|jpe?g|gif|svg|webp|wav|mp3|mp4|py|pyc|sh|bash|slurm|sbatch|ipynb|patch|diff"
+    r"|ya?ml|toml|ini|cfg|conf|env|lock|pid|tmp|bak|swp|sha256|md5|parquet|arrow|db|sqlite3?|wandb|done|metadata|prof|pstats)"
+    r"|(readme|licen[cs]e|notice|use_policy|copying|changelog|requirements|authors|citation)([._-].*)?"
+    r"|(.*[._-])?(results?|metrics|history|hparams|progress|scores?|predictions|samples|summary|timing|timers?|trace|loss(es)?|logs?"
+    r"|states?|status|args|arguments)([._-]?[0-9]+)?\.(json|txt)"
+    r"|(optim(izer)?|scheduler|trainer|training|train|eval(uation)?|wandb|dataloader|sampler|fsdp|ds|deepspeed|megatron|zero|adapter|lora"
+    r"|checkpoint|ckpt|epoch|step|global_step|iteration|iter|version|commit|git|pip|environment)s?([._-].*)?\.(json|txt)"
+    r"|(.*[._-])?(steps?|epochs?|iterations?|iter|done|finished|completed?|success|saved|tag|latest|version)([._-].*)?(\.txt)?"
+    r"|modelcard\.json|nohup.*|makefile|dockerfile|hostfile.*",
+    re.ASCII | re.IGNORECASE,
+)
+"""What lies beside config and tokenizer of a checkpoint in any run, and no loader reads."""
+
+
+def has_weight_suffix(name: str) -> bool:
+    """Whether a file holds weights, or may, by the end of its name."""
+    return os.path.splitext(name)[1] in WEIGHT_SUFFIXES
+
+
+def is_asset_name(name: str) -> bool:
+    """Whether a file is an asset by its name alone, wherever it lies.
+
+    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "trainer_state.json")]
+    [True, True, False]
+    """
+    return name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
+
+
+def is_unknown(name: str) -> bool:
+    """Whether nothing tells of a file what it is, so that a loader may need it.
+
+    >>> [is_unknown(name) for name in ("ice_text.model", "dataset_statistics.json", "vocab.pkl")]
+    [True, True, True]
+    >>> [is_unknown(name) for name in ("README.md", "scheduler.pt", "eval_results.json", "train.sh")]
+    [False, False, False, False]
+    """
+    if name in PICKLED:
+        return True
+    if is_asset_name(name) or name.startswith(".") or has_weight_suffix(name):
+        return False
+    return NO_ASSETS.fullmatch(name) is None and OF_TRAINING.fullmatch(name) is None

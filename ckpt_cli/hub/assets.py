@@ -33,6 +33,7 @@ from ckpt_cli.hub.beside.names import (
     is_asset_name,
     is_unknown,
 )
+from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.custom_code import custom_code, missing_code
@@ -360,7 +361,11 @@ def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes:
     architectures = config.get("architectures") or []
     value_heads = [name for name in shapes if name.split(".")[0] in ("score", "v_head")]
     repaired = repaired_class(config, shapes)
-    if repaired:
+    is_plain = bool(repaired) and repaired["architectures"] == [architecture(config)]
+    if is_plain:
+        text = f"config.json says {architectures[0]}, as FSDP2 calls the class: it now says {repaired['architectures'][0]}"
+        notes.append(Note("info", "class-repaired", text))
+    if repaired and not is_plain:
         text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: it now says {repaired['architectures'][0]}"
         notes.append(Note("info", "class-repaired", text))
     elif value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):

@@ -10,6 +10,7 @@ from ckpt_cli.names import printable
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 Config = Mapping[str, Any]
+SHARDED_CLASS = re.compile(r"^(FSDP|Replicate)(?=[A-Z])")
 PARTS = ("layer", "expert", "depth", "block", "stage", "label", "codebook", "nextn", "group", "head", "level", "module")
 """Words in the names of numbers of parts that a model is made of."""
 
@@ -83,6 +84,17 @@ def not_loaded(config: Config, file: str) -> tuple[str, str] | None:
 
 
 def architecture(config: Config) -> str | None:
-    """The first class that the config names."""
+    """The first class that the config names, without the prefix of FSDP2.
+
+    ``fully_shard`` makes a class of the model's own, ``FSDPQwen3ForCausalLM`` (``replicate`` one with its name), and what saves a config
+    then writes that name (torch, ``distributed/fsdp/_fully_shard/_fsdp_init.py``).
+    """
     named = config.get("architectures")
-    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    return None if first is None else SHARDED_CLASS.sub("", first)
+
+
+def with_plain_class(config: Config) -> Config:
+    """The config with the class that `architecture` tells, for whoever looks it up by its name."""
+    kind = architecture(config)
+    return config if kind is None or config["architectures"][0] == kind else {**config, "architectures": [kind]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.transformers_child import asked_child, installed_version
-from ckpt_cli.hub.config import Config, architecture, huge_number
+from ckpt_cli.hub.config import Config, architecture, huge_number, with_plain_class
 from ckpt_cli.names import printable
 
 SCHEMA = 4
@@ -45,6 +45,7 @@ class Expected:
 
 def expected_tensors(config: Config) -> Expected | str:
     """The tensors of the model that a config describes, or why they are unknown. Custom code is never run."""
+    config = with_plain_class(config)
     kind, version = architecture(config), installed_version()
     if kind is None or not isinstance(config.get("model_type"), str):
         return "config.json names no architecture"

@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -454,6 +455,42 @@ class TestNothingIsPublished:
             published(shared.target)
         (shared.target / "mine.txt").unlink()
         shared.target.rmdir()
+
+
+class TestDisksThatAreNotShared:
+    """Each part writes a file of the full size, which holds only its own bytes."""
+
+    @pytest.mark.parametrize("kept", [0, 1, 2])
+    def test_joined_folders_are_refused(self, plan: Plan, tmp_path: Path, kept: int) -> None:
+        """The file of one part stays where all records are copied into one folder."""
+        for number in range(3):
+            (tmp_path / str(number)).mkdir()
+            run_part(plan, f"{number}/3", tmp_path / "out")
+            shutil.move(PartsFolder(tmp_path / "out", plan.digest).root, tmp_path / str(number) / "parts")
+        joined = PartsFolder(tmp_path / "out", plan.digest).root
+        for number in (kept, *(other for other in range(3) if other != kept)):
+            for path in sorted((tmp_path / str(number) / "parts").rglob("*")):
+                copy = joined / path.relative_to(tmp_path / str(number) / "parts")
+                if path.is_file() and not copy.exists():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, copy)
+        with pytest.raises(Inconsistent, match=r"not what the parts wrote|does not hold what part [0-2] wrote"):
+            published(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize("dtype", ["keep", "bf16"])
+    def test_samples_are_what_the_output_holds(self, sources: Sources, tmp_path: Path, dtype: str) -> None:  # noqa: F811
+        """Also of work whose tiles are cast, views and transposed: its bytes lie in a row."""
+        whole = make_plan(sources.tensors, dtype=dtype, max_shard_size=300_000)
+        expected = at_once(whole, tmp_path / "expected")
+        for number in range(3):
+            run_part(whole, f"{number}/3", tmp_path / "out")
+            record = json.loads(PartsFolder(tmp_path / "out", whole.digest).record(Part(number, 3)).read_text())
+            assert record["samples"]
+            for name, samples in record["samples"].items():
+                assert all(zlib.crc32(expected[name][at : at + length]) == crc for at, length, crc in samples)
+        published(tmp_path / "out")
+        assert contents(tmp_path / "out").keys() == expected.keys()
 
 
 def test_a_full_disk_is_an_error_of_the_project(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ and the manifest, without the checksums that only the others know. `publish_part
 1. `write_part`: `share_of` says what belongs to the part, `writer.write_share` writes it, the record comes last.
 2. `publish_parts`: the records are those of one plan, one division and all parts; all parts found the same files beside the weights, and
    sources that did not change in between; their bytes add up to the files; the files have the sizes and headers of the plan, the side
-   files the bytes that part 0 wrote. Weights are not read again, which is for `verify`. The manifest is completed, with the checksums of
-   all parts and what any of them allowed, the folder claimed (`PartsFolder.claim`), renamed, and the records removed.
+   files the bytes that part 0 wrote, and samples of what each part wrote are in them. All weights are read again by `verify` only.
+   The manifest is completed, with the checksums of all parts and what any of them allowed, the folder claimed (`PartsFolder.claim`),
+   renamed, and the records removed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ckpt_cli.output.interrupted.place import remove_leftovers
 from ckpt_cli.output.part import MAX_PARTS, Part
 from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Record, Whole
 from ckpt_cli.output.plan import Plan, known_checksums
-from ckpt_cli.output.share import cutting, share_of
+from ckpt_cli.output.share import Share, cutting, share_of
 from ckpt_cli.output.sinks.files import takes_positions
 from ckpt_cli.output.staging import Staging, sync_folder
 from ckpt_cli.output.target import check_target, remove_empty
@@ -107,6 +108,7 @@ def write_part(
             cutting=cutting(part),
             wrote=share.wrote,
             tiles=done.tiles,
+            samples=_sampled(share, shared.output),
             overflows=done.written.overflows,
             non_finite=done.written.non_finite,
             side_files=crcs,
@@ -116,6 +118,15 @@ def write_part(
         )
         shared.replace(shared.record(part), record.model_dump_json().encode())
         return done.written, shared.done(part.count)
+
+
+def _sampled(share: Share, output: Path) -> dict[str, list[tuple[int, int, int]]]:
+    """The samples of a share, as they are in the files."""
+    with Files() as files:
+        return {
+            name: [(at, length, zlib.crc32(files.source(output / name).read(at, length))) for at, length in places]
+            for name, places in share.samples.items()
+        }
 
 
 def _whole(plan: Plan, side_files: dict[str, int], manifest: Callable[[Written], bytes], *, overwrite: bool) -> Whole:
@@ -185,6 +196,7 @@ def _completed(shared: PartsFolder, *, overwrite: bool) -> Published:
     whole, records = _records(shared)
     _check_same_files(shared, records)
     _check_files(shared, whole, records[0].side_files)
+    _check_samples(shared, records)
     manifest = dict(whole.manifest)
     with reading(shared.record(Part(0, len(records)))):
         try:
@@ -303,6 +315,22 @@ def _check_same_files(shared: PartsFolder, records: Sequence[Record]) -> None:
                 expected="the same files for all parts, and not other copies of them",
                 hint="run all parts again, with the files as they are now; then publish again",
             )
+
+
+def _check_samples(shared: PartsFolder, records: Sequence[Record]) -> None:
+    """The files hold what each part wrote, by samples. Raises Inconsistent."""
+    with Files() as files:
+        for record in records:
+            for name, samples in record.samples.items():
+                path = shared.output / name
+                source = files.source(path)
+                if any(zlib.crc32(source.read(at, length)) != crc for at, length, crc in samples):
+                    raise Inconsistent(
+                        f"this file does not hold what part {record.part} wrote",
+                        path=path,
+                        expected="one file that all parts wrote to",
+                        hint="if the disks of the machines are not shared, write all parts to one that is; or run this part again",
+                    )
 
 
 def _check_files(shared: PartsFolder, whole: Whole, side_files: Mapping[str, int]) -> None:

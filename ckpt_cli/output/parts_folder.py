@@ -23,7 +23,7 @@ from ckpt_cli.output.writer import copy_side_file, write_bytes
 from ckpt_cli.results.checkpoint import Frozen
 
 MARK = ".ckpt-parts-"
-SCHEMA: Literal[3] = 3
+SCHEMA: Literal[4] = 4
 DIGITS = 16
 
 
@@ -39,18 +39,20 @@ class Whole(Frozen):
 class Record(Frozen):
     """What a part leaves when it is done: ``wrote`` bytes by file, and ``tiles`` (position, CRC-32, length), by file and tensor.
 
-    ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`. ``side_files`` are
-    the CRC-32 of the files beside the weights, the index among them, as this part found them; ``made_from`` are the sources of the plan.
-    ``allowed`` names the options (``allow_...``) that this part was given.
+    ``samples`` (position, length, CRC-32) by file are read back from what was written: in a file that another part wrote on another disk
+    they are not. ``cutting`` is the rule by which the plan was cut into parts; ``overflows`` and ``non_finite`` are as in `Written`.
+    ``side_files`` are the CRC-32 of the files beside the weights, the index among them, as this part found them; ``made_from`` are the
+    sources of the plan. ``allowed`` names the options (``allow_...``) that this part was given.
     """
 
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     plan_digest: str
     part: int
     parts: int
     cutting: str
     wrote: dict[str, int]
     tiles: dict[str, dict[str, list[tuple[int, int, int]]]]
+    samples: dict[str, list[tuple[int, int, int]]]
     overflows: dict[str, int]
     non_finite: dict[str, dict[int, int]]
     side_files: dict[str, int]

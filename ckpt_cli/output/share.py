@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,6 +12,8 @@ from ckpt_cli.output import plan
 from ckpt_cli.output.part import WHOLE_FILES, Part
 from ckpt_cli.output.plan import CopyWork, OutputFile, Plan, TileWork, work_of
 from ckpt_cli.tensors.reading import Read, reads_of_tile
+
+MOST_SAMPLES, SAMPLE = 256, 1 << 12
 
 
 def cutting(part: Part) -> str:
@@ -37,6 +39,12 @@ class Share:
     wrote: dict[str, int]
     nbytes: int
     sources: tuple[Source, ...]
+
+    @property
+    def samples(self) -> dict[str, list[tuple[int, int]]]:
+        """Places (position, length) in what it writes of each file, from the first work to the last; work writes its bytes in a row."""
+        most = max(2, MOST_SAMPLES // max(1, len(self.files)))
+        return {portion.file.name: [_sample(work) for work in _spread(portion.work, most)] for portion in self.files if portion.work}
 
     @property
     def reads(self) -> Iterator[Read]:
@@ -72,6 +80,17 @@ def _place(whole: Plan, part: Part, number: int) -> int:
     """Where a part begins among all bytes that are written: where a file begins, if files are not to be cut."""
     starts = [0, *accumulate(file.size for file in whole.files)]
     return starts[-(-number * len(whole.files) // part.count)] if part.whole_files else number * starts[-1] // part.count
+
+
+def _spread(work: Sequence[CopyWork | TileWork], most: int) -> list[CopyWork | TileWork]:
+    """At most so many of them, the first and the last among these."""
+    if len(work) <= most:
+        return list(work)
+    return [work[place * (len(work) - 1) // (most - 1)] for place in range(most)]
+
+
+def _sample(work: CopyWork | TileWork) -> tuple[int, int]:
+    return work.target_offset, min(SAMPLE, _written(work))
 
 
 def _written(work: CopyWork | TileWork) -> int:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch.distributed._shard.sharded_tensor.metadata import TensorProperties as OldProperties
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageInfo
@@ -924,3 +925,18 @@ class TestGroupsBesideTheModel:
         model = {"layers.0.weight": torch.ones(2, 3)}
         state = {"model": model, "train": {"step": torch.tensor(3)}, "optim": {"state": {"layers.0.weight": torch.ones(2, 3)}}}
         assert describe(save(tmp_path / "step", state)).notes == ()
+
+
+@pytest.mark.parametrize("module", ["loops", "callbacks", "extra_state", "train_state", "trainer_state"])
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_a_module_that_is_called_like_state_of_a_trainer_is_whole(tmp_path: Path, module: str, nested: bool) -> None:
+    """Vectors below such a name belong to its matrices; without a matrix they are counters."""
+    weights = {f"{module}.{i}.attn.weight": torch.full((4, 4), float(i)) for i in range(2)}
+    weights |= {f"{module}.{i}.norm.weight": torch.full((4,), float(i)) for i in range(2)}
+    weights["head.weight"] = torch.ones(8, 4)
+    save(tmp_path / "run", {"model": weights} if nested else weights)
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == weights.keys()
+    save(tmp_path / "other", {"head.weight": torch.ones(8, 4), f"{module}.timer": torch.ones(3)})
+    ckpt_cli.merge(tmp_path / "other", tmp_path / "second")
+    assert load_file(tmp_path / "second" / "model.safetensors").keys() == {"head.weight"}

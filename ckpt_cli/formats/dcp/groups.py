@@ -113,7 +113,9 @@ def groups_of(catalog: Catalog) -> list[Group]:
     named = _joined(named, found)
     # Groups with matrices come first: of two groups, counters are not the model either.
     found += sorted(named, key=lambda group: (not _has_matrix(group.tensors), _rank(group.name)))
-    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t, modules)}
+    # A module may be called loops: its vectors belong to its matrices.
+    tops = {_words(tensor)[0] for tensor in catalog.tensors.values() if len(tensor.path) == 1 and _is_weight(tensor)}
+    flat = {key: t for key, t in catalog.tensors.items() if len(t.path) == 1 and not _is_flat_state(t, modules, tops)}
     if flat:
         first = (not found or found[0].writer == "") and not _is_loose(flat, named)
         group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
@@ -166,9 +168,12 @@ def _is_of_trainer(key: str) -> bool:
     return is_state_key(key) or is_trainer_key(key)
 
 
-def _is_flat_state(tensor: CatalogTensor, modules: Container[Path]) -> bool:
-    first = tensor.path[0].split(".")[0]
-    return any(below not in modules for below in _below_state_keys(tensor)) or (is_trainer_key(first) and len(tensor.shape) < 2)
+def _is_flat_state(tensor: CatalogTensor, modules: Container[Path], tops: Container[str]) -> bool:
+    """The same of a tensor at the top level; ``tops`` are first parts of names with matrices."""
+    first = _words(tensor)[0]
+    return any(below not in modules for below in _below_state_keys(tensor)) or (
+        is_trainer_key(first) and len(tensor.shape) < 2 and first not in tops
+    )
 
 
 def _of_trainer(tensor: CatalogTensor) -> list[Path]:

@@ -12,7 +12,7 @@ from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.dtypes import BY_TORCH
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file
-from ckpt_cli.formats.safetensors.names import EMA, stem_of
+from ckpt_cli.formats.safetensors.names import EMA, safetensors_part, stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.bagel import MARKS
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
@@ -93,9 +93,11 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
 
 
 def _name(folder: Path, config: Config, tensors: Mapping[str, Tensor], loaded_as: str | None) -> Iterator[Finding]:
-    """Weights that loaders pass over because of their name. BAGEL's own loader reads ``ema.safetensors``."""
+    """Weights that loaders pass over because of their name. BAGEL's own loader reads ``ema.safetensors``; of parts the index is at fault."""
+    if loaded_as is None or not config or safetensors_part(loaded_as) is not None:
+        return
     bagel = loaded_as == EMA and (is_file(folder / "llm_config.json") or any(name.split(".")[0] in MARKS for name in tensors))
-    passed_over = not_loaded(config, loaded_as) if loaded_as is not None and config and not bagel else None
+    passed_over = not_loaded(config, loaded_as) if not bagel else None
     if passed_over is not None:
         yield finding("unloaded-name", passed_over[0], file=loaded_as)
 

@@ -20,12 +20,23 @@ from ckpt_cli.errors import CkptError, DifferentTensors, NotFound, OutputExists,
 from ckpt_cli.reporting.drift import total
 from ckpt_cli.results.drift import Coverage
 from ckpt_cli.verifying.drift.page import MOST_ROWS, drift_page
+from tests import tiny
 from tests.cli import ROOT
 from tests.cli import ckpt_fork as ckpt
 from tests.drifts import comparison, drift, layers
 from tests.golden_screens import WIDTHS, check_golden, screen
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
+
+
+@pytest.mark.parametrize(("changes", "is_told"), [({"lora_alpha": 64}, True), ({"use_rslora": True}, True), ({"lora_dropout": 0.5}, False)])
+def test_two_adapters_of_the_same_factors_with_another_scale(tmp_path: Path, changes: dict[str, object], is_told: bool) -> None:
+    """The factors are identical, and what they add to the weights is not."""
+    first = tiny.adapter(tmp_path / "first", tiny.factors(), "base")
+    second = tiny.adapter(tmp_path / "second", tiny.factors(), "base", **changes)
+    found = ckpt_cli.diff(first, second)
+    assert found.identical
+    assert [note.level for note in found.notes if note.code == "different-scale"] == ["warning"] * is_told
 
 
 class TestTwoThings:

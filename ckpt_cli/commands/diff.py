@@ -20,15 +20,17 @@ from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
-from ckpt_cli.names import Naming, plural
+from ckpt_cli.names import Naming, plural, printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.diff import DiffResult, DiffSide
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor, same_bytes
+from ckpt_cli.verifying.adapter import scales
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.page import drift_page
 from ckpt_cli.verifying.drift.plot import check_plot, draw
@@ -282,9 +284,24 @@ def _doubts(sides: Sequence[Opened], tensors: Sequence[Mapping[str, Tensor]]) ->
     configs = [side.components[0].assets.config for side in sides]
     alike = resemblance(tensors[1], tensors[0], configs[1], configs[0])
     if not alike.renamed and alike.same_model:
-        return list(settings_notes(different_settings(configs[1], configs[0]), "first"))
+        return [*settings_notes(different_settings(configs[1], configs[0]), "first"), *_scale_notes(sides)]
     numbers = f"{alike.common} of {alike.base} and {alike.mine} tensors have the same name, {alike.alike} also the same shape"
     return [Note("warning", "other-model", f"these may be two models: {numbers}")]
+
+
+def _scale_notes(sides: Sequence[Opened]) -> list[Note]:
+    """A warning about two adapters whose configs scale the same factors differently."""
+    parts = [side.components[0].component for side in sides]
+    if not all(has_adapters(part.tensors) for part in parts):
+        return []
+    first, second = (scales(part.root, part.tensors) for part in parts)
+    other = [module for module in first.keys() & second.keys() if first[module] != second[module]]
+    if not other:
+        return []
+    module = min(other)
+    values = f"{printable(module)} by {second[module]:.6g}, in the first by {first[module]:.6g}"
+    text = f"the adapter_config.json of the two scale {len(other)} of {len(second)} modules differently: {values}"
+    return [Note("warning", "different-scale", text)]
 
 
 def _called(side: Opened) -> str:

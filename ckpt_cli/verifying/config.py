@@ -93,7 +93,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
 
 
 def _name(folder: Path, config: Config, tensors: Mapping[str, Tensor], loaded_as: str | None) -> Iterator[Finding]:
-    """Weights that loaders pass over because of their name. BAGEL's own loader reads ``ema.safetensors``; of parts the index is at fault."""
+    """Weights that loaders pass over because of their name. BAGEL's own loader reads ``ema.safetensors``; parts lack their index."""
     if loaded_as is None or not config or safetensors_part(loaded_as) is not None:
         return
     bagel = loaded_as == EMA and (is_file(folder / "llm_config.json") or any(name.split(".")[0] in MARKS for name in tensors))

@@ -195,6 +195,18 @@ EMPTY = [
 ]
 
 
+@pytest.mark.parametrize("name", [*EMPTY, "bpe.codes", "modeling_my.py"])
+def test_a_file_of_zeros_is_named(name: str, tmp_path: Path) -> None:
+    """As a power loss leaves it: of the right size, without its content."""
+    config = {"auto_map": {"AutoModel": "modeling_my.MyModel"}} if name.endswith(".py") else {}
+    run = model(tmp_path / "run", config=config)
+    (run / name).write_bytes(bytes(5000))
+    told = warnings(ckpt_cli.merge(run, tmp_path / "out"))["damaged-asset"]
+    assert told == f"{name} is passed on as it is: the file begins with zeros, as after a power loss"
+    found = ckpt_cli.verify(tmp_path / "out").findings
+    assert name.endswith(".py") or "damaged-side-file" in {item.code for item in found}
+
+
 class TestAnEmptyFile:
     """As an interrupted copy or a full disk leaves it."""
 

@@ -18,6 +18,10 @@ TEXTS = (".json", ".jinja")
 FILLED = re.compile(r".*\.(json|jinja|model|tiktoken|spm|codes|tokenizer)|(vocab|merges|dict)\.txt")
 """Files that have content, whatever a model is: an empty one is left by an interrupted copy or a full disk."""
 
+ZEROS = bytes(8)
+"""What none of them begins with: they are texts, or models of sentencepiece (a field of a protocol buffer)."""
+OF_ZEROS = "the file begins with zeros, as after a power loss"
+
 MARK = b"\xef\xbb\xbf"
 """The byte order mark that editors on Windows put in front of UTF-8; json.load refuses it, a template would print it."""
 
@@ -64,9 +68,12 @@ def check_text(path: Path) -> None:
 
 
 def check_filled(path: Path) -> None:
-    """Raise CorruptFile for an empty file that a loader opens (`FILLED`)."""
-    if size_of(path) == 0 and FILLED.fullmatch(path.name):
+    """Raise CorruptFile for an empty file that a loader opens (`FILLED`), and for one of zeros, as a power loss leaves it."""
+    if FILLED.fullmatch(path.name) and size_of(path) == 0:
         raise CorruptFile("the file is empty", path=path)
+    opened = path.suffix not in TEXTS and (path.suffix in (".py", ".txt") or FILLED.fullmatch(path.name))
+    if opened and begins_with(path, ZEROS):
+        raise CorruptFile(OF_ZEROS, path=path)
 
 
 def text_notes(assets: Mapping[str, Path], known: Mapping[str, Callable[[], Checked] | None] = NOTHING) -> list[Note]:
@@ -100,6 +107,8 @@ def unmarked(path: Path) -> bytes | Path:
 
 def _parsed(path: Path, raw: bytes) -> Any:
     try:
+        if raw.startswith(ZEROS):
+            raise CorruptFile(OF_ZEROS, path=path)
         text = raw.decode()
         return json.loads(text) if path.suffix == ".json" else None
     except UnicodeDecodeError:

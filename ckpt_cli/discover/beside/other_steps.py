@@ -39,6 +39,7 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     paths = list(dict.fromkeys(files))
     linked = {path: other for path in paths if (other := steps.led_to(path)) is not None}
     held = linked | {path: other for path in paths if path not in linked and (other := steps.shared_with(path)) is not None}
+    are_links = bool(held)
     if not held and weights:
         held = steps.copies(paths)
     if not held:
@@ -51,7 +52,8 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     told = few([f"{path.name} {'is that of' if path in older else 'is also in'} {other}" for path, other in held.items()], 3)
     text = f"the files of {place.name} are not all of {step}: {told}"
     foreign = [path for path in held if path in older]
-    if format_of(place.match).is_sharded and foreign:
+    # Of copies that are the most, the step may be the one that was copied.
+    if format_of(place.match).is_sharded and foreign and (are_links or 2 * len(foreign) <= len(paths)):
         hint = f"put the file of {step} in place of {foreign[0]}"
         raise Inconsistent(text, path=foreign[0], expected=f"files of {step} only", hint=hint)
     return [Note("warning", "other-step", text)]

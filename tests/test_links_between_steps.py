@@ -212,6 +212,13 @@ class TestACopyFromAnotherStep:
         done = ckpt_cli.merge(run / "global_step_20", tmp_path / "out", allow_unequal_replicas=True)
         assert told(done.checkpoint.notes, "other-step") == []
 
+    def test_is_not_looked_for_in_a_step_that_cannot_be_looked_at(self, run: Path, tmp_path: Path) -> None:
+        """What lies beside a step that was passed is no reason to refuse it."""
+        shutil.rmtree(run / "global_step_10")
+        (run / "global_step_10").symlink_to("global_step_10")
+        ckpt_cli.merge(run / "global_step_20", tmp_path / "out")
+        assert value_of(tmp_path / "out") == 20.0
+
     def test_of_training_state_is_none(self, run: Path, tmp_path: Path) -> None:
         """Random states are the same where nothing random was computed."""
         for rank in range(2):

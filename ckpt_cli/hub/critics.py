@@ -1,4 +1,4 @@
-"""Critics: models with a value head whose config still names the class of the language model.
+"""The class that config.json should name where it names another: FSDP2's of the model, or a critic's language model.
 
 verl and its relatives train value models as ``...ForTokenClassification`` (``score.weight`` and ``score.bias``) and save the config
 of the language model, whose class would ignore the head.

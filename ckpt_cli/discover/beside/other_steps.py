@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found, Place, ages
-from ckpt_cli.errors import Inconsistent
+from ckpt_cli.errors import Inconsistent, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counter_of, step_of
@@ -41,7 +41,9 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     held = linked | {path: other for path in paths if path not in linked and (other := steps.shared_with(path)) is not None}
     are_links = bool(held)
     if not held and weights:
-        held = steps.copies(paths)
+        # The steps beside it are only asked: one that cannot be looked at is no reason to refuse this one.
+        with contextlib.suppress(Unreadable):
+            held = steps.copies(paths)
     if not held:
         return []
     step, others = found.path.name, set(held.values())
@@ -127,8 +129,9 @@ class _Steps:
         return found
 
     def _copied_from(self, path: Path, *, of_any_time: bool) -> str | None:
-        step, status = self._step_above(path), status_of(path)
-        if step is None or status is None or is_remote(path):
+        step = None if is_remote(path) else self._step_above(path)
+        status = None if step is None else status_of(path)
+        if step is None or status is None:
             return None
         for sibling in self._neighbours(step):
             twin = sibling / path.relative_to(step)

@@ -20,6 +20,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_share, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.hub.beside.lacking import lost_notes
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import Checkpoint, NoteInfo, TensorInfo
@@ -51,7 +52,8 @@ def detect(
     try:
         with Files(progress=progress, values=False) as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
-            checkpoint = describe_checkpoint(opened, [*_partial_notes(opened), *_other_step_notes(opened)])
+            lost = lost_notes(opened.components[0].assets)
+            checkpoint = describe_checkpoint(opened, [*_partial_notes(opened), *_other_step_notes(opened), *lost])
     except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         with Files(progress=progress, values=False) as files:

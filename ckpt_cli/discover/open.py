@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.final_model import compared_stray_notes, stray_notes
@@ -38,7 +39,7 @@ from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.hub.assets import Assets, find_assets
+from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.megatron.config import config_from
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average
@@ -255,7 +256,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.known_place(name)
     homes = tuple(asset_homes(found, place))
     check_more(found, place)
-    assets = find_assets(homes, base)
+    assets = assets_of_step(found, homes, base)
     check_marks(found, place)
     try:
         component = describe(place.match, files, reading_options(assets.config, shard_order))
@@ -264,11 +265,10 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         raise
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
-    other_steps = other_step_notes(found, place, (*place.match.files, *component.files))
     models = {} if found.is_named(place) else model_notes(found, place, component, assets.config, files)
     notes = (
         *component.notes,
-        *other_steps,
+        *other_step_notes(found, place, (*place.match.files, *component.files)),
         *made,
         *passed_over_notes(place),
         *left_out_notes(found, place, component, files),

@@ -15,7 +15,8 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
-from ckpt_cli.hub.assets import CONFIG, lacking_notes
+from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.beside.lacking import lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,22 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Watched, read_small, side_file
 from ckpt_cli.hub.beside.names import (
     ASSET_PATTERN,
-    CODE_FOLDER,
     NO_ASSETS,
     OF_VOCABULARY,
-    TEMPLATE_FOLDER,
     TOKENIZER_CONFIG,
     VOCABULARIES,
     has_weight_suffix,
     is_asset_name,
     is_unknown,
 )
+from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
+from ckpt_cli.hub.beside.whole import lacking_processors, lacks_tokenizer, tokenizer_of
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
-from ckpt_cli.hub.custom_code import custom_code, missing_code
+from ckpt_cli.hub.custom_code import custom_code
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
-from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -69,12 +68,24 @@ class Seen(dict[Path, Watched]):
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Files by name that another ``step`` of the run has, and that a step and its base lack."""
+
+    step: str = ""
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+NOTHING_LOST = Lost()
+
+
+@dataclass(frozen=True, slots=True)
 class Assets:
     """Asset files by name, where each comes from, the parsed config (empty if there is none), and tokenizer.json if there is one.
 
     ``made``: there is no config.json, and ``config`` is what the training's arguments say. ``unused`` are files of the run's tokenizer,
     which is not usable alone, so that all of it is that of the base. ``watched`` are the files, and others that say what the weights
     mean, as they were before any of them was read. ``broken`` are links that lead nowhere, in whose place there is nothing of the run.
+    ``lost`` is what another step of the run has of them.
     """
 
     files: Mapping[str, Path]
@@ -84,6 +95,7 @@ class Assets:
     unused: tuple[str, ...] = ()
     watched: tuple[Watched, ...] = ()
     broken: tuple[Path, ...] = ()
+    lost: Lost = NOTHING_LOST
 
     @property
     def names(self) -> list[str]:
@@ -93,9 +105,9 @@ class Assets:
     def lacking(self) -> list[str]:
         """What a usable model folder still needs."""
         lacks = [] if CONFIG in self.names else [CONFIG]
-        if not _has_tokenizer(self.files):
+        if lacks_tokenizer(self.files, self.config):
             lacks.append("a tokenizer")
-        return lacks
+        return [*lacks, *tokenizer_of(self.files, self.config).lacking, *lacking_processors(self.files, self.config)]
 
 
 def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
@@ -118,25 +130,25 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
             without |= {name: path for name, path in found.items() if name not in without}
         else:
             files |= {name: path for name, path in found.items() if name not in files}
-        if CONFIG in files and _has_tokenizer(files):
+        if CONFIG in files and has_vocabulary(files):
             break
-    if CONFIG in files and not _has_tokenizer(files):
+    if CONFIG in files and not has_vocabulary(files):
         files |= _tokenizer_of(without, files)
     unused: list[str] = []
     broken = list(seen.broken)
     if base is not None:
         seen.broken.clear()
-        configs = _texts(files.values(), seen)
+        configs = json_of(files.values(), seen)
         inner = _listed(base / HUB_FOLDER, seen, everything=True, configs=configs)
         others = {**_listed(base, seen, everything=CONFIG not in inner, configs=configs), **inner}
-        if _has_tokenizer(others) and not _has_tokenizer(files):
-            unused = sorted(filter(_is_of_tokenizer, files))
+        if _has_whole_tokenizer(others, files) and not _has_whole_tokenizer(files, others):
+            unused = sorted(filter(is_of_tokenizer, files))
             files = {name: path for name, path in files.items() if name not in unused}
         own = dict(files)
         for name, path in others.items():
-            if not name.startswith("README") and not _is_decided(name, own):
+            if not name.startswith("README") and not is_decided(name, own):
                 files.setdefault(name, path if unused else _of_run(name, own) or path)
-        others_broken = [path for path in seen.broken if not path.name.startswith("README") and not _is_decided(path.name, own)]
+        others_broken = [path for path in seen.broken if not path.name.startswith("README") and not is_decided(path.name, own)]
         broken += [path for path in others_broken if path.name not in files]
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
@@ -145,14 +157,18 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     return Assets(files, config, tokenizer, unused=tuple(unused), watched=watched, broken=tuple(broken))
 
 
-def _has_tokenizer(names: Iterable[str]) -> bool:
-    return any(name in VOCABULARIES or name.endswith(".tiktoken") for name in names)
-
-
 def _tokenizer_of(others: Mapping[str, Path], files: Mapping[str, Path]) -> dict[str, Path]:
     """The tokenizer of the nearest other folder of the run that has one, where that of the config has none: all of it from there."""
-    folder = next((path.parent for name, path in others.items() if _has_tokenizer([name])), None)
-    return {name: path for name, path in others.items() if path.parent == folder and name not in files and _is_of_tokenizer(name)}
+    folder = next((path.parent for name, path in others.items() if has_vocabulary([name])), None)
+    return {name: path for name, path in others.items() if path.parent == folder and name not in files and is_of_tokenizer(name)}
+
+
+def files_beside(homes: Iterable[Path]) -> dict[str, Path]:
+    """All asset files in folders and the `HUB_FOLDER` of each, by their names, the nearest of each name. Raises Unreadable."""
+    found: dict[str, Path] = {}
+    for home in homes:
+        found = {**_listed(home, Seen(), everything=False), **_listed(home / HUB_FOLDER, Seen(), everything=True), **found}
+    return found
 
 
 def _of_run(name: str, own: Mapping[str, Path]) -> Path | None:
@@ -161,15 +177,24 @@ def _of_run(name: str, own: Mapping[str, Path]) -> Path | None:
     return next((folder / name for folder in folders if is_file(folder / name)), None)
 
 
-def _is_of_tokenizer(name: str) -> bool:
+def is_of_tokenizer(name: str) -> bool:
+    """Whether a file goes with a tokenizer, all of which is that of the run or that of a base."""
     known = VOCABULARIES | OF_VOCABULARY | {TOKENIZER_CONFIG}
     return name in known or name.startswith("chat_template") or ASSET_PATTERN.fullmatch(name) is not None
 
 
-def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
-    """Whether the run has in another file what this one of the base would say: its vocabulary, or the chat template."""
-    if name in VOCABULARIES | OF_VOCABULARY | {TOKENIZER_CONFIG} or name.endswith(".tiktoken"):
-        return any(own in VOCABULARIES or own.endswith(".tiktoken") for own in files)
+def _has_whole_tokenizer(files: Mapping[str, Path], others: Mapping[str, Path]) -> bool:
+    """Whether a tokenizer is among files, with all that its class reads; ``others`` may have the config of the model instead."""
+    config: Mapping[str, Any] = {}
+    with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
+        config = next((read_config(each[CONFIG]) for each in (files, others) if CONFIG in each), {})
+    return any(map(is_trace, files)) and tokenizer_of(files, config).is_whole
+
+
+def is_decided(name: str, files: Mapping[str, Path]) -> bool:
+    """Whether there is in another file what this one of a base or another step would say: its vocabulary, or the chat template."""
+    if is_trace(name):
+        return has_vocabulary(files) or (TOKENIZER_CONFIG in files and _has_whole_tokenizer(files, {}))
     if name.startswith("chat_template"):
         if any(own.startswith("chat_template") for own in files):
             return True
@@ -177,73 +202,6 @@ def _is_decided(name: str, files: Mapping[str, Path]) -> bool:
             config = parse_json(read_small(files[TOKENIZER_CONFIG])) if TOKENIZER_CONFIG in files else None
             return isinstance(config, dict) and config.get("chat_template") is not None
     return False
-
-
-def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
-    """What an output lacks to be usable, and where it may come from. An output that is added to a folder has what is in that."""
-    notes, lacking = [], [what.removeprefix("a ") for what in assets.lacking]
-    told = [
-        path
-        for path in assets.broken
-        if (path.name == CONFIG and CONFIG in lacking) or ("tokenizer" in lacking and _has_tokenizer([path.name]))
-    ]
-    for path in (path for path in assets.broken if path not in told):
-        instead = f": {assets.files[path.name]} was taken" if path.name in assets.files else ""
-        notes.append(Note("warning", "lacks-asset", f"{_broken_text(path)}{instead}"))
-    if lacking:
-        cure = "pass --base DIR with the model that training started from"
-        if base is not None:
-            cure = f"the base has none either; copy {'it' if len(lacking) == 1 else 'both'} from the model that training started from"
-        if told:
-            cure = "; ".join(map(_broken_text, told))
-        notes.append(Note("warning", "lacks-asset", f"the output has no {' and no '.join(lacking)}: {cure}"))
-    if assets.unused:
-        text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
-        notes.append(Note("warning", "tokenizer-of-base", text))
-    modules = {path.stem: path for name, path in assets.files.items() if name.endswith(".py")}
-    code = missing_code(modules, _texts(assets.files.values(), Seen()))
-    if code:
-        text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
-        notes.append(Note("warning", "lacks-code", text))
-    parts = _parts_elsewhere(assets)
-    if parts and not _is_same(assets.files[MODULES].parent, output):
-        text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
-        notes.append(Note("warning", "lacks-part", text))
-    for folder in (each for each in _folders_beside(assets) if not _is_same(each.parent, output)):
-        text = f"{printable(str(folder))}, which transformers reads, is a folder that is not written: copy it into the output"
-        notes.append(Note("warning", "lacks-part", text))
-    return notes
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return os.path.abspath(one) == os.path.abspath(other)
-
-
-def _folders_beside(assets: Assets) -> list[Path]:
-    """The folders beside a tokenizer and a config that are loaded with them."""
-    tokenizer = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in assets.files.items() if _is_of_tokenizer(name))
-    config = [assets.files[CONFIG].parent / CODE_FOLDER] if CONFIG in assets.files else []
-    found = []
-    for folder in (*tokenizer, *config):
-        with contextlib.suppress(CkptError):
-            if is_folder(folder):
-                found.append(folder)
-    return found
-
-
-def _broken_text(path: Path) -> str:
-    return f"{path} is a link to {os.readlink(path)}, which does not exist"
-
-
-def _parts_elsewhere(assets: Assets) -> list[str]:
-    """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
-    listed: Any = None
-    if MODULES in assets.files:
-        with contextlib.suppress(CkptError):
-            listed = parse_json(read_small(assets.files[MODULES]))
-    entries = listed if isinstance(listed, list) else []
-    paths = [entry["path"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("path"), str) and entry["path"]]
-    return [printable(path) for path in paths]
 
 
 def hub_cache() -> Path:
@@ -328,7 +286,7 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
-    code = custom_code(modules, [*_texts(found.values(), seen), *configs]) if modules else {}
+    code = custom_code(modules, [*json_of(found.values(), seen), *configs]) if modules else {}
     return found | code | _read_by(code.values(), there.files(folder, is_unknown) if code else [])
 
 
@@ -342,7 +300,7 @@ def _read_by(code: Iterable[Path], files: Sequence[Path]) -> dict[str, Path]:
     return {name: path for name, path in named.items() if not has_weight_suffix(name)}
 
 
-def _texts(paths: Iterable[Path], seen: Seen) -> list[Any]:
+def json_of(paths: Iterable[Path], seen: Seen) -> list[Any]:
     """The content of JSON files. An unreadable one names no code; whether it may be broken is not decided here."""
     found = []
     for path in paths:

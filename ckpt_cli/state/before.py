@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckpt_cli.discover.components import named_alike
-from ckpt_cli.discover.found import Found, Place, ages
+from ckpt_cli.discover.before.steps import step_before
+from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.state_files import StateFile, find_state_files
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import entries_in, folders_in, is_folder
-from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import STATES
 from ckpt_cli.names import few
 from ckpt_cli.state.optimizer_files import find_optimizer_files, optimizer_folders
@@ -27,7 +26,7 @@ def notes_of_before(found: Found, place: Place, homes: Sequence[Path], *, optimi
     ``homes`` are the folders of the step that state may lie in. ``optimizer``: whether an optimizer counts.
     """
     try:
-        before = _before(found)
+        before = step_before(found)
         if before is None:
             return []
         inside = place.home.relative_to(found.path) if place.home.is_relative_to(found.path) else Path()
@@ -39,15 +38,6 @@ def notes_of_before(found: Found, place: Place, homes: Sequence[Path], *, optimi
     if not lacking:
         return []
     return [Note("warning", "fewer-states", f"{found.path.name} lacks {few(lacking, 5)}, which {before.name} has")]
-
-
-def _before(found: Found) -> Path | None:
-    """The folder of the step before, beside that of a step."""
-    if found.step is None or step_of(found.path) != found.step or not is_folder(found.path):
-        return None
-    steps = [path for path in entries_in(found.path.parent) if step_of(path) is not None and named_alike(path, found.path)]
-    age = ages(steps)
-    return max((path for path in steps if age(path) < age(found.path) and is_folder(path)), key=age, default=None)
 
 
 def _kept(homes: Sequence[Path], number: int, optimizer: bool) -> dict[str, str]:

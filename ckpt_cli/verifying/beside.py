@@ -1,4 +1,4 @@
-"""Header level of `verify` for files beside the weights: unreadable files, Git LFS pointers, invalid JSON.
+"""Header level of `verify` for files beside the weights: unreadable files, Git LFS pointers, invalid JSON, half a tokenizer.
 
 Files that ckpt wrote have a checksum in its manifest.
 """
@@ -14,8 +14,14 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file, stays_inside
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.beside.lacking import partial_text
 from ckpt_cli.hub.beside.names import is_asset_name
+from ckpt_cli.hub.beside.tokenizers import is_trace
+from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
+from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
+from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.findings import finding, unread
 
@@ -27,17 +33,38 @@ MAX_TEXT = 1 << 30
 
 def check_beside(folder: Path) -> Iterator[Finding]:
     """Problems for loaders in tokenizer, processor and the like. The config has its own checks."""
-    for path in files_in(folder, _is_asset):
+    assets = files_in(folder, is_asset_name)
+    for path in (path for path in assets if path.name != CONFIG):
         try:
             check_filled(path)
             if path.suffix in TEXTS:
                 check_text(path)
         except CkptError as error:
             yield unread("damaged-side-file", error, path.name)
+    yield from _incomplete({path.name: path for path in assets})
 
 
-def _is_asset(name: str) -> bool:
-    return name != CONFIG and is_asset_name(name)
+def _incomplete(files: Mapping[str, Path]) -> Iterator[Finding]:
+    """What a folder with files of a tokenizer lacks to make inputs of the model. One without any is not loaded with a tokenizer."""
+    if not any(map(is_trace, files)):
+        return
+    config: Config = {}
+    with contextlib.suppress(CkptError):  # it has its own checks
+        config = read_config(files[CONFIG]) if CONFIG in files else {}
+    tokenizer = tokenizer_of(files, config)
+    if tokenizer.lacking:
+        yield finding("partial-tokenizer", partial_text(tokenizer))
+    elif not tokenizer.there and tokenizer.kind:
+        there = few([name for name in files if is_trace(name)])
+        yield finding("partial-tokenizer", f"beside {there} there is no vocabulary that {printable(tokenizer.kind)} reads")
+    processors = lacking_processors(files, config)
+    if processors:
+        text = f"{printable(architecture(config) or '')} is loaded with {' and '.join(processors)}, and no file holds {_any(processors)}"
+        yield finding("lacks-processor", text)
+
+
+def _any(kinds: list[str]) -> str:
+    return "one" if len(kinds) == 1 else "any"
 
 
 def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Finding]:

@@ -45,6 +45,18 @@ KINDS: dict[str, Kind] = {
     "damaged-side-file": Kind(
         "error", "headers", "a file of the tokenizer or the processor is empty or cannot be read", "get it again from the base"
     ),
+    "partial-tokenizer": Kind(
+        "error",
+        "headers",
+        "a tokenizer lacks a file that its class reads: it does not load, or has an empty vocabulary",
+        "copy the whole tokenizer from the run or the base",
+    ),
+    "lacks-processor": Kind(
+        "warning",
+        "headers",
+        "there is a tokenizer, but nothing that makes the inputs of the model of images, sounds or videos: AutoProcessor fails",
+        "copy the files of the processor from the run or the base",
+    ),
     "changed-side-file": Kind(
         "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
     ),

@@ -31,7 +31,7 @@ def checkpoint_facts(checkpoint: Checkpoint, info: ComponentInfo) -> list[tuple[
     model = ", ".join(filter(None, (checkpoint.architecture, f"{checkpoint.layers} layers" if checkpoint.layers else None)))
     assets = f"config.json ({model})" if model else "config.json" if "config.json" in checkpoint.assets else ""
     others = [name for name in checkpoint.assets if name != "config.json"]
-    lacking = [f"no {what.removeprefix('a ')}" for what in checkpoint.lacking]
+    lacking = [f"no {what.removeprefix('a ').removeprefix('an ')}" for what in checkpoint.lacking]
     return [
         ("checkpoint", here(checkpoint.path, ", ".join(described))),
         (

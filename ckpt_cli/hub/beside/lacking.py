@@ -1,0 +1,124 @@
+"""What is said of the files beside the weights of an output that are not there, and where they may come from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import is_folder
+from ckpt_cli.files.safetensors_file import parse_json
+from ckpt_cli.files.source import read_small
+from ckpt_cli.hub.assets import CONFIG, MODULES, Assets, Lost, Seen, is_of_tokenizer, json_of
+from ckpt_cli.hub.beside.names import CODE_FOLDER, TEMPLATE_FOLDER
+from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
+from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR, tokenizer_of
+from ckpt_cli.hub.custom_code import missing_code
+from ckpt_cli.names import few, printable
+from ckpt_cli.tensors.component import Note
+
+
+def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
+    """What an output lacks to be usable, and where it may come from. An output that is added to a folder has what is in that."""
+    notes, partial = [], tokenizer_of(assets.files, assets.config)
+    lacking = [what.removeprefix("a ").removeprefix("an ") for what in assets.lacking if what not in partial.lacking]
+    told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
+    for path in (path for path in assets.broken if path not in told):
+        instead = f": {assets.files[path.name]} was taken" if path.name in assets.files else ""
+        notes.append(Note("warning", "lacks-asset", f"{_broken_text(path)}{instead}"))
+    broken = "; ".join(map(_broken_text, told))
+    if lacking:
+        text = f"the output has no {' and no '.join(lacking)}: {broken or _cure(assets, base, lacking)}"
+        notes.append(Note("warning", "lacks-asset", text))
+    if files := partial.lacking:
+        cure = (broken if not lacking else "") or _cure(assets, base, files)
+        notes.append(Note("warning", "partial-tokenizer", f"{partial_text(partial)}: {cure}"))
+    notes += lost_notes(assets)
+    if assets.unused:
+        text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
+        notes.append(Note("warning", "tokenizer-of-base", text))
+    modules = {path.stem: path for name, path in assets.files.items() if name.endswith(".py")}
+    code = missing_code(modules, json_of(assets.files.values(), Seen()))
+    if code:
+        text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
+        notes.append(Note("warning", "lacks-code", text))
+    parts = _parts_elsewhere(assets)
+    if parts and not _is_same(assets.files[MODULES].parent, output):
+        text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
+        notes.append(Note("warning", "lacks-part", text))
+    for folder in (each for each in _folders_beside(assets) if not _is_same(each.parent, output)):
+        text = f"{printable(str(folder))}, which transformers reads, is a folder that is not written: copy it into the output"
+        notes.append(Note("warning", "lacks-part", text))
+    return notes
+
+
+def partial_text(tokenizer: TokenizerFiles) -> str:
+    """What a tokenizer that is not whole lacks."""
+    files = tokenizer.lacking
+    return f"the tokenizer is not whole: {tokenizer.kind} also reads {few(files)}, which {'is' if len(files) == 1 else 'are'} not there"
+
+
+def lost_notes(assets: Assets) -> list[Note]:
+    """A warning about files that another step of the run has, and that neither this one nor its base has."""
+    lost = sorted(assets.lost.files)
+    if not lost:
+        return []
+    text = f"the step lacks {few(lost, 5)}, which {assets.lost.step} has: {_copied(assets.lost, lost)}"
+    return [Note("warning", "fewer-files", text)]
+
+
+def _cure(assets: Assets, base: Path | None, lacking: Sequence[str]) -> str:
+    """Where what is lacking may come from: another step that has it, or the base, which has none if it was passed."""
+    if all(any(_stands_for(name, [what]) for name in assets.lost.files) for what in lacking):
+        return f"{assets.lost.step} has {_them(lacking)}: {_copied(assets.lost, lacking)}"
+    if base is not None:
+        return f"the base has none either; copy {_them(lacking)} from the model that training started from"
+    return "pass --base DIR with the model that training started from"
+
+
+def _copied(lost: Lost, what: Sequence[str]) -> str:
+    return f"copy {_them(what)} from {few(sorted({str(path.parent) for path in lost.files.values()}))} into the merged folder"
+
+
+def _them(what: Sequence[str]) -> str:
+    return "it" if len(what) == 1 else "both" if len(what) == 2 else "them"
+
+
+def _stands_for(name: str, lacking: Sequence[str]) -> bool:
+    """Whether a file is what is lacking, or makes that."""
+    processors = any(what.endswith(("processor", "extractor")) for what in lacking) and name in (PREPROCESSOR, PROCESSOR, OF_VIDEOS)
+    return name in lacking or processors or ("tokenizer" in lacking and has_vocabulary([name]))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.abspath(one) == os.path.abspath(other)
+
+
+def _folders_beside(assets: Assets) -> list[Path]:
+    """The folders beside a tokenizer and a config that are loaded with them."""
+    tokenizer = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in assets.files.items() if is_of_tokenizer(name))
+    config = [assets.files[CONFIG].parent / CODE_FOLDER] if CONFIG in assets.files else []
+    found = []
+    for folder in (*tokenizer, *config):
+        with contextlib.suppress(CkptError):
+            if is_folder(folder):
+                found.append(folder)
+    return found
+
+
+def _broken_text(path: Path) -> str:
+    return f"{path} is a link to {os.readlink(path)}, which does not exist"
+
+
+def _parts_elsewhere(assets: Assets) -> list[str]:
+    """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
+    listed: Any = None
+    if MODULES in assets.files:
+        with contextlib.suppress(CkptError):
+            listed = parse_json(read_small(assets.files[MODULES]))
+    entries = listed if isinstance(listed, list) else []
+    paths = [entry["path"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("path"), str) and entry["path"]]
+    return [printable(path) for path in paths]

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli.errors import OutputExists
 from ckpt_cli.hub.beside.names import CODE_FOLDER, OF_VOCABULARY, PICKLED, TEMPLATE_FOLDER, VOCABULARIES, is_asset_name, is_unknown
+from ckpt_cli.output.staging import Staging
 from ckpt_cli.results.written import AverageResult, MergeResult
 from tests.cli import ckpt_fork as ckpt
 
@@ -196,22 +199,119 @@ class TestAFileThatCustomCodeNames:
 
 
 class TestFoldersThatLoadersRead:
-    NAMES = (f"{TEMPLATE_FOLDER}/rag.jinja", f"{CODE_FOLDER}/generate.py")
+    NAMES = (
+        f"{TEMPLATE_FOLDER}/rag.jinja",
+        f"{TEMPLATE_FOLDER}/tools.jinja",
+        f"{CODE_FOLDER}/generate.py",
+        f"{CODE_FOLDER}/requirements.txt",
+    )
 
-    def test_are_told(self, tmp_path: Path) -> None:
+    def test_are_copied_and_proved(self, tmp_path: Path) -> None:
         run = model(tmp_path / "run", "tokenizer.json", *self.NAMES)
-        for result in (ckpt_cli.merge(run, tmp_path / "out"), ckpt_cli.average([run, run], tmp_path / "mean")):
-            texts = [note.text for note in result.outputs[0].notes if note.code == "lacks-part"]
-            assert [str(run / name.split("/")[0]) in text for name, text in zip(self.NAMES, texts, strict=True)] == [True, True]
+        out = tmp_path / "out"
+        for made in (ckpt_cli.merge(run, out), ckpt_cli.merge(run, out, overwrite=True), ckpt_cli.average([run, run], tmp_path / "mean")):
+            folder = Path(made.outputs[0].output)
+            assert set(self.NAMES) <= set(made.outputs[0].assets)
+            assert [(folder / name).read_bytes() == (run / name).read_bytes() for name in self.NAMES] == [True] * 4
+            assert "lacks-part" not in told(made)
+            assert not ckpt_cli.verify(folder, against=None if folder != out else run).of_severity("error")
+        (out / self.NAMES[0]).write_text("changed")
+        (out / self.NAMES[1]).unlink()
+        found = {(item.code, item.file) for item in ckpt_cli.verify(out, against=run).findings}
+        assert found >= {("changed-side-file", self.NAMES[0]), ("other-side-file", self.NAMES[0]), ("missing-file", self.NAMES[1])}
+        (out / TEMPLATE_FOLDER / "of_a_user.jinja").write_text("")
+        with pytest.raises(OutputExists, match=r"holds more than ckpt wrote there \(additional_chat_templates/of_a_user.jinja\)"):
+            ckpt_cli.merge(run, out, overwrite=True)
 
-    def test_are_told_of_a_base_whose_tokenizer_is_taken(self, tmp_path: Path) -> None:
+    def test_hold_what_transformers_reads(self, tmp_path: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        run = model(tmp_path / "run")
+        (run / "config.json").write_text('{"model_type": "t5"}')
+        tokenizer = transformers.ByT5Tokenizer()
+        tokenizer.chat_template = {"default": "DEFAULT", "rag": "RAG"}
+        tokenizer.save_pretrained(run)
+        assert (run / TEMPLATE_FOLDER / "rag.jinja").is_file()
+        ckpt_cli.average([run, run], tmp_path / "mean")
+        assert transformers.AutoTokenizer.from_pretrained(tmp_path / "mean").chat_template == tokenizer.chat_template
+
+    def test_come_from_a_base_whose_tokenizer_is_taken(self, tmp_path: Path) -> None:
         base = model(tmp_path / "base", "tokenizer.json", *self.NAMES)
-        notes = told(ckpt_cli.merge(model(tmp_path / "run"), tmp_path / "out", base=base))
-        assert str(base / TEMPLATE_FOLDER) in notes["lacks-part"]
-        assert "lacks-part" not in told(ckpt_cli.merge(model(tmp_path / "own", "tokenizer.json"), tmp_path / "other", base=base))
+        ckpt_cli.merge(model(tmp_path / "run"), tmp_path / "out", base=base)
+        assert (tmp_path / "out" / self.NAMES[0]).read_text() == "base\n"
+        assert not (tmp_path / "out" / CODE_FOLDER).exists()
+        ckpt_cli.merge(model(tmp_path / "own", "tokenizer.json"), tmp_path / "other", base=base)
+        assert not (tmp_path / "other" / TEMPLATE_FOLDER).exists()
 
-    def test_are_not_where_the_output_is_beside_them(self, layouts: Path, tmp_path: Path) -> None:
+    def test_are_added_in_place_and_stay_as_they_are(self, layouts: Path, tmp_path: Path) -> None:
         step = Path(shutil.copytree(layouts / "verl-run" / "run" / "global_step_20" / "actor", tmp_path / "actor"))
-        fill(step, "config.json", "tokenizer.json", *self.NAMES)
-        shutil.rmtree(step / "huggingface")
-        assert "lacks-part" not in told(ckpt_cli.merge(step, in_place=True))
+        fill(step / "huggingface", *self.NAMES)
+        fill(step, self.NAMES[1])
+        ckpt_cli.merge(step, in_place=True)
+        assert (step / self.NAMES[0]).read_text() == "huggingface\n"
+        assert (step / self.NAMES[1]).read_text() == "actor\n"
+        assert not ckpt_cli.verify(step).of_severity("error")
+
+    def test_go_away_with_an_output_that_is_withdrawn(self, tmp_path: Path) -> None:
+        folder, target = fill(tmp_path / "built", "a.json", *self.NAMES), tmp_path / "step"
+        fill(target, "taken.json")
+        staging = Staging.of(folder, target)
+        staging.publish_into(target)
+        assert (target / self.NAMES[2]).is_file()
+        staging.withdraw()
+        assert [path.name for path in target.rglob("*")] == ["taken.json"]
+
+    def test_are_written_by_parts(self, tmp_path: Path) -> None:
+        run, out = model(tmp_path / "run", "tokenizer.json", *self.NAMES), tmp_path / "out"
+        for part in ("0/2", "1/2"):
+            ckpt_cli.merge(run, out, part=part)
+        ckpt_cli.publish(out)
+        assert all((out / name).is_file() for name in self.NAMES)
+        assert not ckpt_cli.verify(out, against=run).of_severity("error")
+
+    def test_that_a_step_lost_are_told(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        for number in (1, 2):
+            model(run / f"checkpoint-{number}", "tokenizer.json", *self.NAMES)
+        shutil.rmtree(run / "checkpoint-2" / TEMPLATE_FOLDER)
+        text = told(ckpt_cli.merge(run, tmp_path / "out"))["fewer-files"]
+        assert text.startswith(
+            f"the step lacks {self.NAMES[0]}, {self.NAMES[1]}, which checkpoint-1 has: copy both from {run}/checkpoint-1 "
+        )
+
+
+class TestCodeInFolders:
+    CODE = "from transformers import PreTrainedConfig\n{}\nclass Own(PreTrainedConfig):\n    model_type = 'own'\n"
+
+    def loads(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+        transformers = pytest.importorskip("transformers")
+        monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+            monkeypatch.delitem(sys.modules, name)
+        try:
+            return bool(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True).model_type == "own")
+        except (ImportError, OSError, ValueError):
+            return False
+
+    @pytest.mark.parametrize(
+        ("module", "imported", "files", "loaded"),
+        [
+            ("configuration_own", "from .helper import x", ["helper.py"], True),
+            ("sub/configuration_own", "from .helper import x", ["sub/helper.py"], True),
+            ("configuration_own", "from .sub import x", ["sub/__init__.py"], False),
+            ("configuration_own", "from .sub.inner import x", ["sub/__init__.py", "sub/inner.py"], False),
+        ],
+    )
+    def test_is_what_transformers_finds(
+        self, module: str, imported: str, files: list[str], loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = fill(model(tmp_path / "run", "tokenizer.json", "configuration_other.py"), *files, f"{module}.py")
+        for name in files:
+            (run / name).write_text("x = 1\n")
+        (run / "configuration_other.py").write_text("")
+        (run / f"{module}.py").write_text(self.CODE.format(imported))
+        (run / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": f"{module}.Own"}}))
+        assert self.loads(run, monkeypatch) == loaded
+        notes = told(ckpt_cli.merge(run, tmp_path / "out"))
+        assert ("lacks-code" in notes) != loaded
+        assert self.loads(tmp_path / "out", monkeypatch) == loaded

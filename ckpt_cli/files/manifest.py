@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Unreadable, reading
-from ckpt_cli.files.folders import Folders, entries_in, is_file
+from ckpt_cli.files.folders import Folders, entries_in, is_file, is_folder
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, Watched, read_small
 
@@ -125,8 +126,17 @@ def foreign_entries(folder: Path) -> list[str] | None:
     listed = [*_names_listed(_content(folder / NAME)), *_listed(_unfinished(folder).get("publishing"))]
     if not listed:
         return None
-    known = {NAME, PUBLISHING, *listed}
-    return [entry.name for entry in entries_in(folder) if entry.name not in known or not is_file(entry)]
+    return list(_foreign(folder, "", {NAME, PUBLISHING, *listed}))
+
+
+def _foreign(folder: Path, above: str, known: set[str]) -> Iterator[str]:
+    """What a folder holds besides the ``known`` files, also in folders of these."""
+    for entry in entries_in(folder):
+        name = f"{above}{entry.name}"
+        if any(each.startswith(f"{name}/") for each in known) and is_folder(entry) and not os.path.islink(entry):
+            yield from _foreign(entry, f"{name}/", known)
+        elif name not in known or not is_file(entry):
+            yield name
 
 
 def is_unfinished(folder: Path) -> bool:

@@ -17,14 +17,17 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, NotFound
-from ckpt_cli.files.folders import Folders, folders_in, is_file, is_folder, is_there, similar_hint
+from ckpt_cli.files.folders import Folders, files_in, folders_in, is_file, is_folder, is_there, similar_hint
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Watched, read_small, side_file
 from ckpt_cli.hub.beside.names import (
     ASSET_PATTERN,
+    CODE_FOLDER,
     NO_ASSETS,
+    OF_FOLDERS,
     OF_VOCABULARY,
+    TEMPLATE_FOLDER,
     TOKENIZER_CONFIG,
     VOCABULARIES,
     has_weight_suffix,
@@ -150,11 +153,24 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
                 files.setdefault(name, path if unused else _of_run(name, own) or path)
         others_broken = [path for path in seen.broken if not path.name.startswith("README") and not is_decided(path.name, own)]
         broken += [path for path in others_broken if path.name not in files]
+    files |= _in_folders(files)
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     tokenizer = tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None
     return Assets(files, config, tokenizer, unused=tuple(unused), watched=watched, broken=tuple(broken))
+
+
+def _in_folders(files: Mapping[str, Path]) -> dict[str, Path]:
+    """What is loaded from folders beside a tokenizer and a config, by its path there."""
+    beside = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in files.items() if is_of_tokenizer(name))
+    beside |= {files[CONFIG].parent / CODE_FOLDER: None} if CONFIG in files else {}
+    found: dict[str, Path] = {}
+    for folder in beside:
+        if is_folder(folder):
+            inner = [path for path in files_in(folder, lambda _: True) if OF_FOLDERS[folder.name].fullmatch(path.name)]
+            found = {**{f"{folder.name}/{path.name}": path for path in inner}, **found}
+    return found
 
 
 def _tokenizer_of(others: Mapping[str, Path], files: Mapping[str, Path]) -> dict[str, Path]:
@@ -168,7 +184,12 @@ def files_beside(homes: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for home in homes:
         found = {**_listed(home, Seen(), everything=False), **_listed(home / HUB_FOLDER, Seen(), everything=True), **found}
-    return found
+    return {**found, **_in_folders(found)}
+
+
+def home_of(name: str, path: Path) -> Path:
+    """The folder that an asset is loaded from, also one in a folder of that."""
+    return path.parents[name.count("/")]
 
 
 def _of_run(name: str, own: Mapping[str, Path]) -> Path | None:
@@ -286,7 +307,7 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
-    code = custom_code(modules, [*json_of(found.values(), seen), *configs]) if modules else {}
+    code = custom_code(modules, [*json_of(found.values(), seen), *configs], folder) if modules else {}
     return found | code | _read_by(code.values(), there.files(folder, is_unknown) if code else [])
 
 

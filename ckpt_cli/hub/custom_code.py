@@ -7,31 +7,35 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import read_small
 
 MAX_DEPTH = 8
 """Levels of a config in which `auto_map` is looked for: sub-configs of multimodal models have their own."""
 
-REFERENCE = re.compile(r"(?:.+--)?(?P<module>[A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)+", re.ASCII)
-"""``modeling_x.XForCausalLM``, or with the repository that the code is in: ``org/name--modeling_x.XForCausalLM``."""
+REFERENCE = re.compile(r"(?:.+--)?(?P<module>[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*)(?:\.[A-Za-z_]\w*)+", re.ASCII)
+"""``modeling_x.XForCausalLM``, in a folder ``sub/modeling_x.X``, or with the repository of the code: ``org/name--modeling_x.X``."""
 
 FROM_MODULE = re.compile(r"^[ \t]*(?:from|import)[ \t]+\.+(?P<module>[A-Za-z_]\w*)", re.ASCII | re.MULTILINE)
 FROM_FOLDER = re.compile(r"^[ \t]*from[ \t]+\.+[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]*)", re.ASCII | re.MULTILINE)
 
 
-def custom_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> dict[str, Path]:
+def custom_code(modules: Mapping[str, Path], configs: Iterable[Any], folder: Path) -> dict[str, Path]:
     """The files among ``modules`` (name without ``.py`` -> path) that parsed ``configs`` refer to, and what these import relatively.
 
-    References are those of transformers (``auto_map``), diffusers-like ``custom_pipelines``, and ``modules.json``.
+    References are those of transformers (``auto_map``), diffusers-like ``custom_pipelines``, and ``modules.json``; modules in a folder of
+    ``folder`` are looked for there. Packages are none: transformers looks for a file of the name that is imported, and fails without.
     """
     wanted = {match["module"] for config in configs for name in _references(config, 0) if (match := REFERENCE.fullmatch(name))}
     chosen: dict[str, Path] = {}
     while wanted:
         stem = wanted.pop()
         path = modules.get(stem)
-        if path is not None and path.name not in chosen:
-            chosen[path.name] = path
-            wanted |= _imports(read_small(path).decode("utf-8", "replace"))
+        if path is None and "/" in stem and is_file(folder / f"{stem}.py"):
+            path = folder / f"{stem}.py"
+        if path is not None and f"{stem}.py" not in chosen:
+            chosen[f"{stem}.py"] = path
+            wanted |= _imports(stem, path)
     return chosen
 
 
@@ -46,7 +50,7 @@ def missing_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> list[st
     while wanted:
         stem = wanted.pop()
         if stem not in seen and stem in modules:
-            wanted |= _imports(read_small(modules[stem]).decode("utf-8", "replace"))
+            wanted |= _imports(stem, modules[stem])
         seen.add(stem)
     return sorted(f"{stem}.py" for stem in seen - modules.keys())
 
@@ -76,9 +80,10 @@ def _words(value: Any, depth: int) -> Iterator[str]:
             yield from _words(item, depth + 1)
 
 
-def _imports(text: str) -> set[str]:
+def _imports(stem: str, path: Path) -> set[str]:
     """Modules beside it that a module imports: ``from .x import y``, ``from . import x``."""
+    text, above = read_small(path).decode("utf-8", "replace"), stem.rpartition("/")[0]
     found = {match["module"] for match in FROM_MODULE.finditer(text)}
     for match in FROM_FOLDER.finditer(text):
         found |= {name.split()[0] for name in match["names"].strip("() \t\n").split(",") if name.split()}
-    return found
+    return {f"{above}/{name}" if above else name for name in found}

@@ -26,7 +26,7 @@ from pathlib import Path
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingParts, NotFound, NotWritable, Unreadable, reading
 from ckpt_cli.files.crc32 import combined, crc_of_content
 from ckpt_cli.files.descriptors import MadeFrom
-from ckpt_cli.files.folders import entries_in, files_in
+from ckpt_cli.files.folders import entries_in
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.safetensors_file import read_header
@@ -38,7 +38,7 @@ from ckpt_cli.output.parts_folder import DIGITS, MARK, SCHEMA, PartsFolder, Reco
 from ckpt_cli.output.plan import Plan, known_checksums
 from ckpt_cli.output.share import Share, cutting, share_of
 from ckpt_cli.output.sinks.files import takes_positions
-from ckpt_cli.output.staging import Staging, sync_folder
+from ckpt_cli.output.staging import Staging, files_beneath, sync_folder
 from ckpt_cli.output.target import check_target, remove_empty
 from ckpt_cli.output.writer import Written, output_errors, write_share
 from ckpt_cli.progress import Progress
@@ -139,8 +139,9 @@ def _whole(plan: Plan, side_files: dict[str, int], manifest: Callable[[Written],
 
 def _remove_others(output: Path, names: set[str]) -> None:
     """Remove what an earlier run of part 0 copied, and a source no longer has."""
-    for path in files_in(output, lambda name: name not in names):
-        path.unlink(missing_ok=True)
+    for path in files_beneath(output):
+        if path.relative_to(output).as_posix() not in names:
+            path.unlink(missing_ok=True)
 
 
 def _crcs(contents: Mapping[str, bytes | Path]) -> dict[str, int]:

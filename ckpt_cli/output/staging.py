@@ -66,6 +66,7 @@ class Staging:
         self._aside = target.with_name(temporary_name(target).name.replace(MARK, ASIDE))
         self._inode: tuple[int, int] | None = None
         self._moved: list[tuple[Path, tuple[int, int]]] = []
+        self._folders: list[Path] = []
 
     @classmethod
     def of(cls, folder: Path, target: Path) -> Staging:
@@ -102,6 +103,9 @@ class Staging:
         remove_leftovers(self.target, keep=root)
         for path in half_published(self.target):
             path.unlink()
+            if path.parent != self.target:
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()
         if not self._place.lasting:
             self._key = None
         self.folder = root / (self._key or "output")
@@ -172,6 +176,7 @@ class Staging:
     def create(self, name: str, size: int, stop: Stop | None = None) -> AbstractContextManager[Sink]:
         """A new file; its mode follows the umask."""
         path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
         return SequentialFile(path, stop) if self.in_order else PositionedFile(path, size)
 
     def check(self, name: str, size: int, header: bytes) -> None:
@@ -207,7 +212,8 @@ class Staging:
 
     def sync(self) -> None:
         """Make the names inside durable; files sync themselves when they are written."""
-        sync_folder(self.folder)
+        for folder in {path.parent for path in files_beneath(self.folder)} | {self.folder}:
+            sync_folder(folder)
 
     def publish(self, *, replace: bool) -> None:
         """Give the folder its name. ``replace``: an existing folder is swapped out in one step, and removed when the context ends.
@@ -255,9 +261,12 @@ class Staging:
         """Move the files into an existing folder, replacing nothing: all of them, or none."""
         try:
             # The manifest says that the rest is whole, so it comes last.
-            for path in sorted(self.folder.iterdir(), key=lambda path: order_of(path.name)):
-                self._move(path, folder / path.name)
-            sync_folder(folder)
+            names = {path.relative_to(self.folder).as_posix(): path for path in files_beneath(self.folder)}
+            for name in sorted(names, key=order_of):
+                self._make(folder, (folder / name).parent)
+                self._move(names[name], folder / name)
+            for each in (*self._folders, folder):
+                sync_folder(each)
         except BaseException as error:
             self.withdraw()
             if not isinstance(error, OSError):
@@ -265,6 +274,12 @@ class Staging:
             if error.errno == errno.EEXIST:
                 raise OutputExists("a file of this name already exists", path=error.filename2 or error.filename or folder) from error
             raise NotWritable(f"the files cannot be moved into place: {error.strerror}", path=folder) from error
+
+    def _make(self, folder: Path, inner: Path) -> None:
+        """Make a folder inside of that of the output, if there is none."""
+        if inner != folder and not inner.is_dir():
+            self._folders.append(inner)
+            inner.mkdir()
 
     def _move(self, path: Path, target: Path) -> None:
         """Give a file its name in the folder, without replacing one that is there."""
@@ -287,6 +302,9 @@ class Staging:
             with contextlib.suppress(OSError):
                 if _inode(path) == inode:
                     path.unlink()
+        while self._folders:
+            with contextlib.suppress(OSError):
+                self._folders.pop().rmdir()
         if self._made is not None:
             remove, self._made = self._made, None
             with contextlib.suppress(OSError):
@@ -335,6 +353,11 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def files_beneath(folder: Path) -> list[Path]:
+    """The files of an output, also those in folders of it."""
+    return [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
 
 
 def order_of(name: str) -> tuple[int, str]:

@@ -31,7 +31,7 @@ OF_NO_MODEL = frozenset({"LICENSE", "LICENSE.txt", "NOTICE"})
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Names of files at the top of a repository that are not of an output.
+    """Names of files that are not of an output: at the top of a repository, and those in its folders that ckpt wrote.
 
     ``stale``: ckpt wrote them before, or they are parts of weights that the output replaces. ``taken``: loaders would take them instead
     of, or on top of, the output. ``left``: more that belongs to a model.
@@ -47,7 +47,7 @@ class Beside:
         own = {*manifest.outputs, *manifest.side_files, MANIFEST, card.NAME}
         written = {*before.outputs, *before.side_files} if before is not None else set()
         stems = {OF_SET.sub("", name) for name in manifest.outputs}
-        others = sorted(name for name in there if "/" not in name and name not in own)
+        others = sorted(name for name in there if name not in own and ("/" not in name or name in written))
         stale = [name for name in others if name in written or (OF_SET.search(name) and OF_SET.sub("", name) in stems)]
         rest = [name for name in others if name not in stale]
         has_tokenizer = not own.isdisjoint({*VOCABULARIES, TOKENIZER_CONFIG})

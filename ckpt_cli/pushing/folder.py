@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpt_cli.dtypes import BASE
 from ckpt_cli.errors import CorruptFile, NotFound, PushFailed
-from ckpt_cli.files.folders import is_file
+from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
 from ckpt_cli.files.source import read_small
@@ -46,9 +46,9 @@ def files_of(folder: Path, manifest: Manifest) -> list[str]:
     """
     names = sorted({*manifest.outputs, *manifest.side_files, *([card.NAME] if is_file(folder / card.NAME) else [])})
     for name in names:
-        if os.path.basename(name) != name or name in ("", ".", ".."):
+        if not stays_inside(name) or "\\" in name or os.path.normpath(name) != name or name == ".":
             raise CorruptFile(f"the manifest lists a file elsewhere: {printable(name)}", path=folder / MANIFEST)
-        if os.path.islink(folder / name):
+        if any(os.path.islink(folder / part) for part in (name, os.path.dirname(name)) if part):
             raise PushFailed(
                 "this is a link, and only files that ckpt wrote are pushed", path=folder / name, hint="put the file in its place"
             )

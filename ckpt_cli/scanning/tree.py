@@ -49,7 +49,7 @@ def remote_code(files: list[Path]) -> list[Path]:
         return []
     configs = [config for file in files if file.suffix == ".json" and (config := _config(file)) is not None]
     try:
-        return sorted(custom_code(modules, configs).values())
+        return sorted(custom_code(modules, configs, files[0].parent).values())
     except CkptError:
         return sorted(modules.values())
 

@@ -11,7 +11,7 @@ from ckpt_cli.discover.before.steps import steps_around
 from ckpt_cli.discover.found import Found
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.manifest import read_manifest
-from ckpt_cli.hub.assets import NOTHING_LOST, Assets, Lost, files_beside, find_assets, is_decided
+from ckpt_cli.hub.assets import NOTHING_LOST, Assets, Lost, files_beside, find_assets, home_of, is_decided
 from ckpt_cli.hub.beside.names import OF_VOCABULARY, VOCABULARIES
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
 from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR
@@ -25,7 +25,7 @@ def assets_of_step(found: Found, homes: Sequence[Path], base: Path | None) -> As
     with contextlib.suppress(CkptError):  # another step is only looked at for a warning
         for step in steps_around(found):
             there = [step / home.relative_to(found.path) for home in own]
-            kept = {name: path for name, path in files_beside(there).items() if path.name not in _added(path.parent)}
+            kept = {name: path for name, path in files_beside(there).items() if name not in _added(home_of(name, path))}
             lost = {name: path for name, path in kept.items() if not _has(name, assets.files, kept, own)}
             if lost:
                 return replace(assets, lost=Lost(step.name, lost))

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import CONFIG, MODULES, Assets, Lost, Seen, is_of_tokenizer, json_of
-from ckpt_cli.hub.beside.names import CODE_FOLDER, TEMPLATE_FOLDER
+from ckpt_cli.hub.assets import MODULES, Assets, Lost, Seen, home_of, json_of
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR, tokenizer_of
 from ckpt_cli.hub.custom_code import missing_code
@@ -40,7 +38,7 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     if assets.unused:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
         notes.append(Note("warning", "tokenizer-of-base", text))
-    modules = {path.stem: path for name, path in assets.files.items() if name.endswith(".py")}
+    modules = {name.removesuffix(".py"): path for name, path in assets.files.items() if name.endswith(".py")}
     code = missing_code(modules, json_of(assets.files.values(), Seen()))
     if code:
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
@@ -48,9 +46,6 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     parts = _parts_elsewhere(assets)
     if parts and not _is_same(assets.files[MODULES].parent, output):
         text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
-        notes.append(Note("warning", "lacks-part", text))
-    for folder in (each for each in _folders_beside(assets) if not _is_same(each.parent, output)):
-        text = f"{printable(str(folder))}, which transformers reads, is a folder that is not written: copy it into the output"
         notes.append(Note("warning", "lacks-part", text))
     return notes
 
@@ -80,7 +75,7 @@ def _cure(assets: Assets, base: Path | None, lacking: Sequence[str]) -> str:
 
 
 def _copied(lost: Lost, what: Sequence[str]) -> str:
-    return f"copy {_them(what)} from {few(sorted({str(path.parent) for path in lost.files.values()}))} into the merged folder"
+    return f"copy {_them(what)} from {few(sorted({str(home_of(name, path)) for name, path in lost.files.items()}))} into the merged folder"
 
 
 def _them(what: Sequence[str]) -> str:
@@ -95,18 +90,6 @@ def _stands_for(name: str, lacking: Sequence[str]) -> bool:
 
 def _is_same(one: Path, other: Path) -> bool:
     return os.path.abspath(one) == os.path.abspath(other)
-
-
-def _folders_beside(assets: Assets) -> list[Path]:
-    """The folders beside a tokenizer and a config that are loaded with them."""
-    tokenizer = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in assets.files.items() if is_of_tokenizer(name))
-    config = [assets.files[CONFIG].parent / CODE_FOLDER] if CONFIG in assets.files else []
-    found = []
-    for folder in (*tokenizer, *config):
-        with contextlib.suppress(CkptError):
-            if is_folder(folder):
-                found.append(folder)
-    return found
 
 
 def _broken_text(path: Path) -> str:

@@ -43,6 +43,9 @@ TEMPLATE_FOLDER = "additional_chat_templates"
 CODE_FOLDER = "custom_generate"
 """Code for generation, which transformers reads from a folder of its own, as it does with more than one chat template."""
 
+OF_FOLDERS = {TEMPLATE_FOLDER: re.compile(r".*\.jinja"), CODE_FOLDER: re.compile(r".*\.py|requirements\.txt")}
+"""What it reads there."""
+
 WEIGHT_SUFFIXES = frozenset(
     {
         ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",

@@ -135,10 +135,12 @@ def half_published(target: Path) -> list[Path]:
     if os.path.lexists(target / manifest.NAME):
         return []
     linked: list[Path] = []
-    for staged in place_of(target).glob("*/*"):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(staged), os.lstat(target / staged.name)):
-                linked.append(target / staged.name)
+    for folder in place_of(target).glob("*"):
+        for staged in folder.rglob("*"):
+            path = target / staged.relative_to(folder)
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.lstat(staged), os.lstat(path)):
+                    linked.append(path)
     return linked
 
 
@@ -150,9 +152,10 @@ def remove_published(target: Path) -> None:
     if not os.path.lexists(target / manifest.NAME):
         return
     for folder in _leftovers(target):
-        staged = [path for path in folder.glob("*/*") if path.parent.suffix != RECEIPTS]
+        tops = [top for top in folder.glob("*/") if top.suffix != RECEIPTS]
+        staged = [(path, target / path.relative_to(top)) for top in tops for path in top.rglob("*") if not path.is_dir()]
         with contextlib.suppress(OSError):
-            if all(os.path.samestat(os.lstat(path), os.lstat(target / path.name)) for path in staged):
+            if all(os.path.samestat(os.lstat(path), os.lstat(named)) for path, named in staged):
                 shutil.rmtree(folder)
 
 

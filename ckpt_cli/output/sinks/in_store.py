@@ -122,8 +122,16 @@ class FolderInStore(BegunAnew):
 
     def _listed(self) -> dict[str, Entry]:
         """The files that are there, without the marker."""
-        found = tried(self._store, self._key, lambda: self._store.list(self._key), "the folder cannot be listed")
-        return {} if found is None else {name: entry for name, entry in found.files.items() if name != manifest.PUBLISHING}
+        return {name: entry for name, entry in self._beneath("").items() if name != manifest.PUBLISHING}
+
+    def _beneath(self, above: str) -> dict[str, Entry]:
+        key = self._at(above) if above else self._key
+        found = tried(self._store, key, lambda: self._store.list(key), "the folder cannot be listed")
+        if found is None:
+            return {}
+        prefix = f"{above}/" if above else ""
+        inner = [self._beneath(f"{prefix}{name}") for name in sorted(found.folders)]
+        return {f"{prefix}{name}": entry for name, entry in found.files.items()} | {k: v for each in inner for k, v in each.items()}
 
     def _marker(self) -> dict[str, Any] | None:
         """What `manifest.PUBLISHING` says now; None if it is not there."""

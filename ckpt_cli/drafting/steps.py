@@ -15,6 +15,7 @@ from ckpt_cli.dtypes import BASE
 from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.config import not_loaded
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
@@ -152,10 +153,18 @@ def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draf
         quantised="quantization_config" in draft.assets.config,
         dropped=draft.selection.dropped,
         combinations=draft.combinations,
+        kept=_kept_in_fp32(draft, setting),
     )
     if setting.base is not None and draft.from_base:
         draft = replace(draft, fused=(*draft.fused, *setting.base.fused_adapters))
     return replace(draft, plan=made, fused=tuple(dict.fromkeys(draft.fused)))
+
+
+def _kept_in_fp32(draft: Draft, setting: Setting[Options]) -> frozenset[str]:
+    """The tensors that transformers keeps in fp32 in a model of the dtype that was asked for; no loader does so for adapters."""
+    if setting.options.cast_all or has_adapters(draft.tensors):
+        return frozenset()
+    return kept_in_fp32(draft.tensors, draft.selection.kind, draft.assets.config, setting.options.dtype)
 
 
 def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:

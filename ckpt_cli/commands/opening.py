@@ -17,6 +17,7 @@ from ckpt_cli.errors import CkptError, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.hub.classes.dtypes import undeclared_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
@@ -89,12 +90,11 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
     except BaseException:
         files.close()
         raise
-    quantised = "quantization_config" in named.part.opened.assets.config
-    if quantised and chosen.dtype not in (None, "keep"):
-        raise UsageError("the config says that weights are quantised: they are not cast", hint="leave out dtype")
+    config = named.part.opened.assets.config
+    if chosen.dtype not in (None, "keep") and ("quantization_config" in config or undeclared_codes(named.tensors, config)):
+        raise UsageError("these weights are quantised: they are not cast", hint="leave out dtype")
     check_cast_all(chosen.cast_all, chosen.dtype)
     everything = {**named.tensors, **(named.tied if chosen.names == "native" else {})}
-    config = named.part.opened.assets.config
     casts_all = chosen.cast_all or has_adapters(everything)
     kept = frozenset() if casts_all else kept_in_fp32(everything, named.part.selection.kind, config, chosen.dtype)
     return LazyCheckpoint(

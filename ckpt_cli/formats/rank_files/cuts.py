@@ -50,7 +50,7 @@ def splits_of(name: str, local: DistributedLocal, dim: int, nested: bool, order:
             )
             notes["order-contradicted"] = Note("warning", "order-contradicted", text)
         else:
-            text = f"torch <= 2.4 did not record the order in which it cut these tensors: by {few([mesh.names[i] for i in cutting])}, as asked"
+            text = f"torch <= 2.4 cut these tensors by {few([mesh.names[i] for i in cutting])} in this order, as --shard-order {order} says"
             notes["left-to-right"] = Note("info", "left-to-right", text)
         return in_order
     if not tp:

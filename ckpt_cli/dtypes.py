@@ -84,6 +84,9 @@ BASE = "base"
 CAST_NAMES: dict[str, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 """What ``--dtype`` accepts besides "keep" and "base"."""
 
+HALVES = ("bf16", "fp16")
+"""Those of them in which transformers keeps some tensors of some classes in fp32."""
+
 CAST_SYNONYMS: dict[str, str] = {
     synonym: name
     for name, synonyms in {

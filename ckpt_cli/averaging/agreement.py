@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import DifferentTensors, Unsupported
-from ckpt_cli.hub.classes.dtypes import SCALES
+from ckpt_cli.hub.classes.dtypes import quantised_names
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
@@ -64,7 +64,7 @@ def agree(
         )
     if not common:
         raise DifferentTensors("the checkpoints have no tensor in common", expected="checkpoints of one model")
-    fixed = _quantised_names(held[-1], quantised)
+    fixed = quantised_names(held[-1], quantised)
     combinations: dict[str, Combination] = {}
     newest: list[str] = []
     kept = {index for index, weight in enumerate(formula.weights) if weight}
@@ -141,28 +141,3 @@ def _castable(name: str, held: Sequence[Mapping[str, Tensor]]) -> bool:
     """Whether a tensor differs only in its floating dtype, which a merge can change."""
     found = [tensors[name] for tensors in held if name in tensors]
     return len(found) == len(held) and len({tensor.shape for tensor in found}) == 1 and all(t.dtype.kind == "float" for t in found)
-
-
-def _quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
-    """Names that must stay together: quantised weights and their scales.
-
-    A module is quantised if it holds a tensor of a dtype that is meaningless alone, or integers of at most 32 bits beside
-    scales (or such integers at all, if the config says that weights are ``quantised``).
-    """
-    modules: dict[str, list[str]] = {}
-    companions: set[str] = set()
-    for name in tensors:
-        parts = name.split(".")
-        # bitsandbytes puts "a.weight.absmax" and "a.weight.quant_state.bitsandbytes__nf4" beside "a.weight".
-        owner = next((i for i in range(1, len(parts)) if ".".join(parts[:i]) in tensors), len(parts))
-        modules.setdefault(".".join(parts[: owner - 1]), []).append(name)
-        if owner < len(parts):
-            companions.add(name)
-    fixed: set[str] = set()
-    for names in modules.values():
-        kinds = {name: tensors[name].dtype for name in names}
-        codes = [name for name, dtype in kinds.items() if dtype.kind == "opaque" or (dtype.kind == "int" and dtype.bits <= 32)]
-        scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
-        if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):
-            fixed |= {*codes, *scales}
-    return fixed

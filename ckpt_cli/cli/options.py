@@ -190,6 +190,7 @@ Dtype = Annotated[
         completes=complete.words(complete.DTYPES),
     ),
 ]
+CastAll = Annotated[bool, option("--cast-all", help="Cast also what transformers keeps in fp32 in a model of 16 bits.", panel=WRITE)]
 DryRun = Annotated[bool, option("--dry-run", help="Plan and print, write nothing.", panel=COMMON)]
 Names = Annotated[
     str,

@@ -17,9 +17,12 @@ from ckpt_cli.errors import CkptError, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.hub.classes.dtypes import undeclared_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
+from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.elements import target_dtype, torch_module
 from ckpt_cli.loading.fill import fill
@@ -32,6 +35,7 @@ from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import Naming
+from ckpt_cli.output.options import check_cast_all
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.loading import LoadResult
@@ -86,13 +90,18 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
     except BaseException:
         files.close()
         raise
-    quantised = "quantization_config" in named.part.opened.assets.config
-    if quantised and chosen.dtype not in (None, "keep"):
-        raise UsageError("the config says that weights are quantised: they are not cast", hint="leave out dtype")
+    config = named.part.opened.assets.config
+    if chosen.dtype not in (None, "keep") and ("quantization_config" in config or undeclared_codes(named.tensors, config)):
+        raise UsageError("these weights are quantised: they are not cast", hint="leave out dtype")
+    check_cast_all(chosen.cast_all, chosen.dtype)
     everything = {**named.tensors, **(named.tied if chosen.names == "native" else {})}
+    casts_all = chosen.cast_all or has_adapters(everything)
+    kept = frozenset() if casts_all else kept_in_fp32(everything, named.part.selection.kind, config, chosen.dtype)
     return LazyCheckpoint(
         {
-            name: LazyTensor(replace(tensor, name=name), target_dtype(chosen.dtype, tensor.dtype), checksum=chosen.checksum)
+            name: LazyTensor(
+                replace(tensor, name=name), FP32 if name in kept else target_dtype(chosen.dtype, tensor.dtype), checksum=chosen.checksum
+            )
             for name, tensor in everything.items()
         },
         files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +13,7 @@ from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
+from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, UsageError
 from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
@@ -26,6 +27,7 @@ from ckpt_cli.lora.merge import exported_scales
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import LoraMode, Naming, ShardOrder
+from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.urls import URL, full_name
@@ -81,11 +83,17 @@ def planned_source(
     parts = planned_drafts(opened, _base_of(known, folder), options, files)
     names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
     part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
-    wanted = {output.name: Wanted(output.tensor, output.dtype if known is not None else None) for output in part.plan.tensors}
+    kept = known.kept_in_fp32 if known is not None else ()
+    wanted = {output.name: Wanted(output.tensor, _dtype_of(output, kept) if known is not None else None) for output in part.plan.tensors}
     for head, partner in part.selection.tied.items():
         if head in tensors and partner in wanted:
             wanted[head] = wanted[partner]
     return part, wanted
+
+
+def _dtype_of(output: OutputTensor, kept: Collection[str]) -> Dtype:
+    """The dtype that a merge wrote a tensor in; ``kept`` are those that its manifest says are in fp32."""
+    return BY_CODE["F32"] if output.name in kept and output.tensor.dtype.kind == "float" else output.dtype
 
 
 def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Draft, alpha: float | None) -> list[Finding]:
@@ -156,6 +164,8 @@ def _order(manifest: Manifest | None, asked: ShardOrder) -> ShardOrder:
 def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeOptions:
     """How an output was made: by its manifest and the user's options. Options that only concern writing are left out.
 
+    Which tensors were kept in fp32 is for the manifest to say: older ones of ckpt cast all, and others may know more classes.
+
     Raises CorruptFile for a manifest with options that no merge has.
     """
     made: dict[str, Any] = {}
@@ -167,7 +177,7 @@ def remade_options(manifest: Manifest | None, said: Mapping[str, Any]) -> MergeO
         if field.name not in said and not _fits(made[field.name], field.default, field.name):
             hint = f"pass --{field.name.replace('_', '-')} yourself" if field.name in SAYABLE else None
             raise CorruptFile(f"the manifest has no valid option {field.name}", hint=hint)
-    return MergeOptions(**{**made, **said, "allow_unequal_replicas": True})
+    return MergeOptions(**{**made, **said, "allow_unequal_replicas": True, "cast_all": True})
 
 
 def _fits(value: object, default: object, name: str) -> bool:

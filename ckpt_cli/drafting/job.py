@@ -13,7 +13,7 @@ from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.files.crc32 import crc_of_content
-from ckpt_cli.files.manifest import BESIDE, FUSED, LEFT_OUT
+from ckpt_cli.files.manifest import BESIDE, FUSED, KEPT, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.lacking import lacking_notes
@@ -128,6 +128,7 @@ class Job:
             "dropped": dict(self.plan.dropped),
             BESIDE: manifest.listed(self.watched),
             "names": [draft.claim.text for draft in self.drafts],
+            KEPT: sorted(self.plan.kept),
             LEFT_OUT: sorted({name for draft in self.drafts for name in draft.left_out}),
             FUSED: sorted({digest for draft in self.drafts for digest in draft.fused}),
         }

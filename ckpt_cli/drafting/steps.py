@@ -11,15 +11,18 @@ from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import named_alike
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
-from ckpt_cli.dtypes import BASE
+from ckpt_cli.dtypes import BASE, CAST_NAMES
+from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
-from ckpt_cli.hub.classes.dtypes import odd_dtypes
+from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
+from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.config import not_loaded
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
 from ckpt_cli.hub.tokenizer import vocabulary_notes
 from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import DDP, few
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
@@ -143,6 +146,7 @@ def compared_claim(draft: Draft) -> Claim:
 
 def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     options = setting.options
+    _refuse_cast_of_codes(draft, options.dtype)
     made = make_plan(
         draft.tensors,
         dtype="keep" if options.dtype in (None, BASE) else options.dtype,
@@ -152,10 +156,29 @@ def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draf
         quantised="quantization_config" in draft.assets.config,
         dropped=draft.selection.dropped,
         combinations=draft.combinations,
+        kept=_kept_in_fp32(draft, setting),
     )
     if setting.base is not None and draft.from_base:
         draft = replace(draft, fused=(*draft.fused, *setting.base.fused_adapters))
     return replace(draft, plan=made, fused=tuple(dict.fromkeys(draft.fused)))
+
+
+def _refuse_cast_of_codes(draft: Draft, dtype: str | None) -> None:
+    """Raise Unsupported for a cast of quantised weights of which the config says nothing: their scales would be rounded too."""
+    codes = undeclared_codes(draft.tensors, draft.assets.config) if dtype in (*CAST_NAMES, BASE) else []
+    if codes:
+        raise Unsupported(
+            f"quantised weights cannot be cast to {dtype}: {few(grouped(codes), 3)} are codes with scales beside them",
+            tensor=codes[0],
+            hint="use --dtype keep",
+        )
+
+
+def _kept_in_fp32(draft: Draft, setting: Setting[Options]) -> frozenset[str]:
+    """The tensors that transformers keeps in fp32 in a model of the dtype that was asked for; no loader does so for adapters."""
+    if setting.options.cast_all or has_adapters(draft.tensors):
+        return frozenset()
+    return kept_in_fp32(draft.tensors, draft.selection.kind, draft.assets.config, setting.options.dtype)
 
 
 def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:

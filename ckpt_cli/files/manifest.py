@@ -24,6 +24,9 @@ BESIDE = "beside"
 LEFT_OUT, FUSED = "left_out", "fused_adapters"
 """Facts about an output that those made from it inherit."""
 
+KEPT = "kept_in_fp32"
+"""The tensors that ``--dtype`` left in fp32; an older manifest does not say any, as all were cast."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -45,6 +48,11 @@ class Manifest:
     def left_out(self) -> tuple[str, ...]:
         """The tensors that a whole output would have: what filters, a key map, --intersect or --allow-missing left out, now or before."""
         return self._texts(LEFT_OUT)
+
+    @property
+    def kept_in_fp32(self) -> tuple[str, ...]:
+        """The tensors that are in fp32 although the others were cast to 16 bits."""
+        return self._texts(KEPT)
 
     @property
     def fused_adapters(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from ckpt_cli.formats.deepspeed.reader import DeepSpeed
 from ckpt_cli.formats.megatron.legacy import Legacy
 from ckpt_cli.formats.megatron.reader import TorchDist
 from ckpt_cli.formats.placeholders import refuse_placeholders
+from ckpt_cli.formats.rank_files.cuts import order_notes
 from ckpt_cli.formats.rank_files.reader import RankShards
 from ckpt_cli.formats.rank_files.self_describing import SelfDescribing
 from ckpt_cli.formats.safetensors.folder import HubFolder
@@ -119,7 +120,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
             trouble.expected = _size_of_others(match, trouble.path, files)
         raise
     refuse_placeholders(component)
-    notes = (*component.notes, *unversioned_notes(origins_of(component.tensors.values())))
+    notes = (*order_notes(component.notes, options.shard_order), *unversioned_notes(origins_of(component.tensors.values())))
     return replace(component, notes=notes, watched=tuple(opened.values()))
 
 

@@ -21,6 +21,7 @@ class OpenOptions:
 
     names: Naming = "hub"
     dtype: str | None = None
+    cast_all: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     key_map: tuple[str | os.PathLike[str], ...] = ()
@@ -36,6 +37,7 @@ class OpenKeywords(TypedDict, total=False):
 
     names: Naming
     dtype: DtypeLike | None
+    cast_all: bool
     include: str | Sequence[str]
     exclude: str | Sequence[str]
     key_map: PathLike | Sequence[PathLike]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from ckpt_cli.dtypes import BASE
+from ckpt_cli.dtypes import BASE, HALVES
 from ckpt_cli.errors import UsageError
 from ckpt_cli.given import DtypeLike, PathLike
 from ckpt_cli.names import Naming, ShardOrder, Write
@@ -37,6 +37,7 @@ class WritingOptions:
     """
 
     dtype: str | None = None
+    cast_all: bool = False
     names: Naming = "hub"
     key_map: tuple[str | os.PathLike[str], ...] = ()
     include: tuple[str, ...] = ()
@@ -94,6 +95,7 @@ class WritingOptions:
         if self.in_parts and self.write == "sequential":
             hint = f"leave out {self.in_parts}, or --write sequential"
             raise UsageError("parts are written to their positions in the files", hint=hint)
+        check_cast_all(self.cast_all, self.dtype)
         wanting = ["--dtype base"] if self.dtype == BASE else []
         wanting += [f"--{name.replace('_', '-')}" for name in needing if getattr(self, name)]
         if wanting and base is None:
@@ -132,6 +134,7 @@ class WritingKeywords(TypedDict, total=False):
     """`WritingOptions` as callers may give them."""
 
     dtype: DtypeLike | None
+    cast_all: bool
     names: Naming
     key_map: PathLike | Sequence[PathLike]
     include: str | Sequence[str]
@@ -156,6 +159,12 @@ class WritingKeywords(TypedDict, total=False):
     push_to_hub: str | None
     private: bool
     branch: str | None
+
+
+def check_cast_all(cast_all: bool, dtype: str | None) -> None:
+    """Raise UsageError if ``cast_all`` has nothing to say about a dtype."""
+    if cast_all and dtype not in HALVES:
+        raise UsageError("--cast-all is for --dtype bf16 and fp16: otherwise nothing is kept in fp32", hint="leave it out")
 
 
 def check_way(write: Write, output: Path | None) -> None:

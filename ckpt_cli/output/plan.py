@@ -106,6 +106,8 @@ class Plan:
     index: bytes | None
     index_name: str | None
     dropped: Mapping[str, str] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+    """Tensors that are in fp32 whatever the others are cast to."""
 
     @property
     def tensors(self) -> list[OutputTensor]:
@@ -160,14 +162,15 @@ def make_plan(
     quantised: bool = False,
     dropped: Mapping[str, str] | None = None,
     combinations: Mapping[str, Combination] | None = None,
+    kept: frozenset[str] = frozenset(),
 ) -> Plan:
     """Plan the output of ``tensors`` (output name -> tensor); those in ``combinations`` are computed from several.
 
-    ``dtype`` is "keep" or a name of `CAST_NAMES`; ``dtypes`` (by name) goes before it; ``max_shard_size`` is in bytes, None
-    never splits. Raises UsageError for an unknown dtype, Unsupported for tensors that safetensors cannot hold or that must
-    not be cast.
+    ``dtype`` is "keep" or a name of `CAST_NAMES`; ``dtypes`` (by name) goes before it, and so does ``kept``, which names those that
+    are fp32; ``max_shard_size`` is in bytes, None never splits. Raises UsageError for an unknown dtype, Unsupported for tensors that
+    safetensors cannot hold or that must not be cast.
     """
-    wanted, combined = dtypes or {}, combinations or {}
+    wanted, combined = {**(dtypes or {}), **dict.fromkeys(kept, BY_CODE["F32"])}, combinations or {}
     outputs = [
         OutputTensor(
             name, wanted[name] if name in wanted else output_dtype(tensor, dtype, quantised), tensor, combination=combined.get(name)
@@ -195,7 +198,7 @@ def make_plan(
         ordered = {name: weight_map[name] for name in tensors}
         index = _index(ordered, total)
         index_name = f"{weights_name}.index.json"
-    return Plan(files, index, index_name, dict(dropped or {}))
+    return Plan(files, index, index_name, dict(dropped or {}), kept)
 
 
 def united(plans: Sequence[Plan], index_name: str | None, indexed: str | None) -> Plan:
@@ -206,7 +209,8 @@ def united(plans: Sequence[Plan], index_name: str | None, indexed: str | None) -
         if file.name == indexed:
             index = _index({output.name: file.name for output in file.tensors}, sum(output.nbytes for output in file.tensors))
     dropped = {name: why for plan in plans for name, why in plan.dropped.items()}
-    return Plan(files, index, index_name if index is not None else None, dropped)
+    kept = frozenset(name for plan in plans for name in plan.kept)
+    return Plan(files, index, index_name if index is not None else None, dropped, kept)
 
 
 def _index(weight_map: Mapping[str, str], total: int) -> bytes:

@@ -113,9 +113,9 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
     """The assets of a model, with a config.json that names the dtype which most weights have, and the class of a critic."""
     side = {name: unmarked(path) for name, path in assets.files.items()}
     elements: Counter[str] = Counter()
-    for output in whole.tensors:
-        if output.dtype.kind == "float":
-            elements[output.dtype.torch] += output.tensor.numel
+    floats = [output for output in whole.tensors if output.dtype.kind == "float"]
+    for output in [output for output in floats if output.name not in whole.kept] or floats:
+        elements[output.dtype.torch] += output.tensor.numel
     if assets.made and elements:
         side[CONFIG] = config_with(b"{}", {**assets.config, "torch_dtype": elements.most_common(1)[0][0]})
     elif CONFIG in assets.files and elements:
@@ -369,6 +369,7 @@ def written_facts(
         "bytes_written": whole.bytes_written,
         "dtypes": dict(dtypes),
         "cast": sum(output.is_cast for output in whole.tensors),
+        "kept_in_fp32": tuple(sorted(whole.kept)),
         "dropped": dict(whole.dropped),
         "assets": tuple(sorted(set(published.side_files) - set(not_assets))),
         "overflows": published.written.overflows,

@@ -52,6 +52,7 @@ class WrittenFolder(Frozen):
 
     ``compared`` is what the names were compared with, None where nothing is known to compare them with (``naming`` says why).
     ``side_checksums`` are the CRC-32 of the files beside the weights.
+    ``kept_in_fp32`` are tensors that ``--dtype`` leaves, or makes, fp32, since transformers loads them so.
     ``carried`` are tensors that were taken from the base. ``part``: only this part of it was written. ``verified`` is what was found
     when it was verified, one per component. ``replaced``: a folder of this name was, or would be, replaced.
     """
@@ -65,6 +66,7 @@ class WrittenFolder(Frozen):
     bytes_written: int
     dtypes: dict[str, int]
     cast: int
+    kept_in_fp32: tuple[str, ...] = ()
     renamed: int
     naming: str
     compared: ClassComparison | None = None

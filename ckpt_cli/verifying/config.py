@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.boxes import Shape, shape_text
-from ckpt_cli.dtypes import BY_TORCH
+from ckpt_cli.dtypes import BY_TORCH, cast_name
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.formats.safetensors.names import EMA, safetensors_part, stem_of
@@ -29,6 +29,7 @@ from ckpt_cli.hub.classes.fit import (
     known_class,
     usual_but_absent,
 )
+from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.prefixes import common_prefix
 from ckpt_cli.hub.config import Config, not_loaded
 from ckpt_cli.hub.config_text import read_config
@@ -72,13 +73,13 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
             check_text(path)
     except CkptError as error:
         return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
-    found = [*_dtype(config, tensors)] if written else []
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    kind = known_class(config, shapes)
+    found = [*_dtype(config, tensors, kind)] if written else []
     found += _vocabulary(folder, tensors)
     beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
     found += [finding("token-ids", text, file=name) for name, text in special_ids_beyond(beside, config, tensors)]
     found += [*_settings_beside(folder), *_name(folder, config, tensors, loaded_as)]
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    kind = known_class(config, shapes)
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     for item in mismatches(config, shapes, known=known, namings=namings):
@@ -119,18 +120,24 @@ def without_config(tensors: Mapping[str, Tensor], *, written: bool) -> ConfigChe
     )
 
 
-def _dtype(config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """The dtype that a config names must be the one that most weights have. Of quantised models it means something else."""
+def _dtype(config: Config, tensors: Mapping[str, Tensor], kind: KnownClass | str) -> Iterator[Finding]:
+    """The dtype that a config names must be the one that most weights have, besides those that its class keeps in fp32.
+
+    Of quantised models it means something else.
+    """
     if "quantization_config" in config or any(tensor.dtype.kind == "opaque" for tensor in tensors.values()):
         return
     text = config.get("text_config")
     levels = (config, text) if isinstance(text, Mapping) else (config,)
     named = next((level[key] for level in levels for key in ("dtype", "torch_dtype") if isinstance(level.get(key), str)), None)
+    if named is None:
+        return
+    kept = kept_in_fp32(tensors, kind, config, cast_name(named))
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind == "float"}
     elements: Counter[str] = Counter()
-    for tensor in tensors.values():
-        if tensor.dtype.kind == "float":
-            elements[tensor.dtype.code] += tensor.numel
-    if named is None or not elements:
+    for tensor in [tensor for name, tensor in floats.items() if name not in kept] or floats.values():
+        elements[tensor.dtype.code] += tensor.numel
+    if not elements:
         return
     code, count = elements.most_common(1)[0]
     if named.removeprefix("torch.") not in BY_TORCH:

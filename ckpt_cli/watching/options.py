@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 AVERAGED_BY = ("last", "method", "decay", "half_life", "decay_shape")
 """What ``--average`` may say: options of `average` that mean something for the newest steps of a run."""
 
-WRITTEN = ("dtype", "names", "key_map", "include", "exclude", "max_shard_size", "carry_from_base", "allow_missing", "jobs", "strict")
+WRITTEN = (
+    "dtype",
+    "cast_all",
+    "names",
+    "key_map",
+    "include",
+    "exclude",
+    "max_shard_size",
+    "carry_from_base",
+    "allow_missing",
+    "jobs",
+    "strict",
+)
 """Options that are handed to `merge` and `average` as they are."""
 
 PASSING = ("jobs", "strict")
@@ -36,6 +48,7 @@ class WatchOptions:
     """
 
     dtype: str | None = None
+    cast_all: bool = False
     average: str | None = None
     execute: str | None = None
     every: int | None = None
@@ -125,6 +138,7 @@ class WatchKeywords(TypedDict, total=False):
     """The keyword arguments of `watch` besides paths: `WatchOptions` as callers may give them."""
 
     dtype: DtypeLike | None
+    cast_all: bool
     average: str | None
     execute: str | None
     every: int | None

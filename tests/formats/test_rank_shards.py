@@ -23,6 +23,7 @@ from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.rank_files.reader import RankShards
 from ckpt_cli.names import ShardOrder
 from ckpt_cli.results.written import MergeResult
+from tests import tiny
 from tests.conftest import Copy
 from tests.formats.conformance import Example, FormatConformance
 from tests.tensors import Tensors, differences, load
@@ -300,7 +301,20 @@ class TestOldTensorParallelism:
         folder = data / "torch-2.13.0" / "fsdp2_tp"
         result = ckpt_cli.merge(folder, tmp_path / "out", shard_order=order)
         assert differences(load(tmp_path / "out"), load(folder / "expected.safetensors")) == []
-        assert f"--shard-order {order} has no effect" in next(note.text for note in result.checkpoint.notes if note.code == "shard-order")
+        told = next(note for note in result.checkpoint.notes if note.code == "shard-order")
+        assert f"--shard-order {order} has no effect on tensors whose files record the order" in told.text
+        assert told.level == "warning"
+
+    @pytest.mark.parametrize("kind", ["torch-2.13.0/fsdp2", "dcp/2.13.0/fsdp2", "torch-2.3.1/fsdp2", "safetensors"])
+    def test_shard_order_where_no_tensor_was_cut_twice_is_a_warning(self, data: Path, tmp_path: Path, kind: str) -> None:
+        """Of every format: files without placements have nothing to be put in order."""
+        folder = data / kind
+        if kind == "safetensors":
+            folder = tiny.folder(tmp_path / "hub", tiny.weights(), tiny.config())
+        told = [note for note in ckpt_cli.inspect(folder, shard_order="left-to-right").checkpoint.notes if note.code == "shard-order"]
+        assert [note.level for note in told] == ["warning"]
+        assert "has no effect here: no tensor was cut by two mesh dimensions of torch <= 2.4" in told[0].text
+        assert "shard-order" not in {note.code for note in ckpt_cli.inspect(folder).checkpoint.notes}
 
     def test_shard_order_that_local_shapes_contradict_is_refused_with_what_fits(self, data: Path) -> None:
         with pytest.raises(Inconsistent) as caught:

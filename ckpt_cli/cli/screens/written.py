@@ -31,6 +31,7 @@ from ckpt_cli.cli.screens.widgets import (
     print_facts,
     print_notes,
 )
+from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, LoraInfo, NoteInfo
 from ckpt_cli.results.verify import VerifyResult
@@ -72,6 +73,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts = checkpoint_facts(checkpoint, info)[:1]
         facts.append(_coverage(output, info))
         facts.append(("dtype", _dtypes(output)))
+        facts.append(("kept in fp32", _kept(output)))
         facts.append(("names", _naming(output)))
         facts.append(("from base", _carried(output)))
         facts.append(("lora", _lora(output.lora)))
@@ -139,6 +141,7 @@ def average_result(result: AverageResult, session: Session) -> None:
             ("method", f"{result.method}: {mean}, rounded once"),
             ("tensors", counted),
             ("dtype", _dtypes(output)),
+            ("kept in fp32", _kept(output)),
         ]
         facts.append(("names", _naming(output)))
         facts.append(("from base", _carried(output)))
@@ -301,6 +304,12 @@ def _dtypes(output: WrittenFolder) -> str:
     listed = ", ".join(f"{code} {text.params(count)}" for code, count in sorted(output.dtypes.items(), key=lambda item: -item[1]))
     cast = "" if not output.cast else ", all cast" if output.cast == output.tensors else f", {output.cast} of them cast"
     return f"{listed} in {text.plural(output.tensors, 'tensor')}{cast}"
+
+
+def _kept(output: WrittenFolder) -> str:
+    """What is in fp32 although the rest was cast."""
+    kept = output.kept_in_fp32
+    return f"{text.plural(len(kept), 'tensor')}, as transformers does: {few(grouped(list(kept)), 3)}" if kept else ""
 
 
 def _naming(output: WrittenFolder) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckpt_cli.boxes import Split, nested_order
 from ckpt_cli.errors import Undecidable
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal
@@ -10,6 +12,10 @@ from ckpt_cli.tensors.component import Note
 
 TP = "tp"
 """What a mesh dimension of tensor parallelism is called; FSDP2 of torch <= 2.4 cuts what that has cut before."""
+
+
+DECIDED = frozenset({"tp-first", "left-to-right", "order-contradicted"})
+"""Notes about tensors whose files do not record the order."""
 
 
 def splits_of(name: str, local: DistributedLocal, dim: int, nested: bool, order: ShardOrder, notes: dict[str, Note]) -> list[Split]:
@@ -43,6 +49,9 @@ def splits_of(name: str, local: DistributedLocal, dim: int, nested: bool, order:
                 "torch <= 2.4 cuts first: without the option they are read like that, and with it rows would change places"
             )
             notes["order-contradicted"] = Note("warning", "order-contradicted", text)
+        else:
+            text = f"torch <= 2.4 cut these tensors by {few([mesh.names[i] for i in cutting])} in this order, as --shard-order {order} says"
+            notes["left-to-right"] = Note("info", "left-to-right", text)
         return in_order
     if not tp:
         raise Undecidable(
@@ -55,3 +64,12 @@ def splits_of(name: str, local: DistributedLocal, dim: int, nested: bool, order:
         "info", "tp-first", "torch <= 2.4 cut these tensors by tp first, then by fsdp (not recorded in its placements)"
     )
     return tp_first
+
+
+def order_notes(notes: Sequence[Note], order: ShardOrder) -> tuple[Note, ...]:
+    """The notes about a component, with a warning if an ``order`` was asked for that decided nothing in any of its tensors."""
+    if order == "auto" or not DECIDED.isdisjoint(note.code for note in notes):
+        return tuple(notes)
+    why = next((note.text for note in notes if note.code == "shard-order"), None)
+    text = why or f"--shard-order {order} has no effect here: no tensor was cut by two mesh dimensions of torch <= 2.4"
+    return (*(note for note in notes if note.code != "shard-order"), Note("warning", "shard-order", text))

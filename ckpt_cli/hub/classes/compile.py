@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpt_cli.errors import memory_limits
+from ckpt_cli.hub.classes.precision.compile_kept import kept_of_model
 from ckpt_cli.hub.classes.shapes.config_numbers import numbers_that_decide
 from ckpt_cli.hub.tied_names import HEADS, KEY, SAYINGS
 from ckpt_cli.name_patterns import pattern_of
@@ -127,6 +128,7 @@ def compile_model(kind: Any, config: Any, content: Mapping[str, Any] = MappingPr
         "older": [_renaming(entry) for entry in transforms if not isinstance(entry, WeightConverter)],
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()),
         "tied": dict(_tied(model)),
+        "kept": kept_of_model(kind, config),
         "ties": "".join("1" if answer else "0" for answer in _ties(model, config, content)),
         "parts": dict(_parts(config)),
     }

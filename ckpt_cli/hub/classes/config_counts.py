@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
@@ -39,6 +39,9 @@ PLACE = re.compile(r"layer|period|interval|every|freq|offset|stride|step|pattern
 
 SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_packed|blocks$|lut", re.IGNORECASE)
 """What the names of tensors beside quantised weights have in them."""
+
+PACKED = re.compile(r"\.quant_state\.bitsandbytes__[a-z0-9]+")
+"""The end of the name under which bitsandbytes stores how the codes of a weight of 4 bits are packed."""
 
 LISTED = 256
 """Numbers of one gap that are listed."""
@@ -354,3 +357,8 @@ def _towers(config: Config, shapes: Mapping[str, Shape], namings: Sequence[Colle
             yield Mismatch(
                 "no-tower", f"config.json has {'an' if key[0] in 'aeiou' else 'a'} {key}, but no tensor is named like such a part"
             )
+
+
+def has_packed_codes(names: Iterable[str]) -> bool:
+    """Whether some weights are codes of 4 bits that bitsandbytes packed: bytes in rows of one, whatever the shape of the weight."""
+    return any(PACKED.search(name) for name in names)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from ckpt_cli.dtypes import Dtype
-from ckpt_cli.hub.classes.config_counts import SCALE
+from ckpt_cli.hub.classes.config_counts import SCALE, has_packed_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import pattern_of
@@ -57,6 +57,9 @@ def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config:
     text = f"{few(names, 3)}: {dtype} where a model has floats"
     if dtype.kind in ("complex", "bool"):
         return f"{text}: no loader takes complex numbers for weights" if dtype.kind == "complex" else text
+    if has_packed_codes(tensors):
+        lack = "config.json has no quantization_config" if config else "there is no config.json with a quantization_config"
+        return f"{text}: codes of 4 bits, which bitsandbytes packed, and {lack}, without which no loader unpacks them"
     modules = {name.rpartition(".")[0] for name in names}
     if any(SCALE.search(other.rpartition(".")[2]) and other.rpartition(".")[0] in modules for other in tensors.keys() - set(names)):
         what = "config.json has no quantization_config, without which loaders ignore the scales"
@@ -68,3 +71,39 @@ SCALES = re.compile(
     r"(.*_)?(scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
 )
 """Last parts of names of tensors without which quantised weights mean nothing."""
+
+
+def undeclared_codes(tensors: Mapping[str, Tensor], config: Config) -> list[str]:
+    """Quantised weights, with their scales, of which the config says nothing: integers and floats whose values mean something together."""
+    if "quantization_config" in config:
+        return []
+    plain = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind != "opaque"}
+    found = [name for name in quantised_names(plain, quantised=False) if tensors[name].dtype.kind == "int"]
+    return sorted(name for name in found if not SCALES.fullmatch(name.rpartition(".")[2]) and not has_packed_codes([name]))
+
+
+def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
+    """Names that must stay together: quantised weights and their scales.
+
+    A module is quantised if it holds a tensor of a dtype that is meaningless alone, or integers of at most 32 bits beside
+    scales (or such integers at all, if the config says that weights are ``quantised``).
+    """
+    modules: dict[str, list[str]] = {}
+    companions: set[str] = set()
+    for name in tensors:
+        parts = name.split(".")
+        # bitsandbytes puts "a.weight.absmax" and "a.weight.quant_state.bitsandbytes__nf4" beside "a.weight".
+        owner = next((i for i in range(1, len(parts)) if ".".join(parts[:i]) in tensors), len(parts))
+        modules.setdefault(".".join(parts[: owner - 1]), []).append(name)
+        if owner < len(parts):
+            companions.add(name)
+    fixed: set[str] = set()
+    for names in modules.values():
+        kinds = {name: tensors[name].dtype for name in names}
+        small = [name for name, dtype in kinds.items() if dtype.kind == "int" and dtype.bits <= 32]
+        counts = {name for name in small if COUNTS.fullmatch(name.rpartition(".")[2])}
+        codes = [name for name, dtype in kinds.items() if dtype.kind == "opaque" or (name in small and name not in counts)]
+        scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
+        if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):
+            fixed |= {*codes, *scales}
+    return fixed

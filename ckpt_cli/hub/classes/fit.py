@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
@@ -136,6 +137,8 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     """
     if "quantization_config" in config:
         return "the config says that weights are quantised: names and shapes depend on the method"
+    if has_packed_codes(shapes):
+        return "the weights are packed codes of bitsandbytes: names and shapes depend on the method"
     chosen = None
     if config and architecture(config) is None and not config.get("auto_map"):
         chosen = fitting_class(config, shapes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ckpt_cli.hub.config import Config, architecture, with_plain_class
 from ckpt_cli.name_patterns import pattern_of
 
 FILE = Path(__file__).with_name("rules.json")
-SCHEMA = 3
+SCHEMA = 4
 """Version of compiled rule sets; cached ones of another version are not used."""
 
 
@@ -60,7 +60,8 @@ class HubRules:
 
     ``ties`` says for each of `SAYINGS` of a config whether the class ties its head ("1" or "0"). ``older`` turns names of the hub, or of
     older versions of transformers, into those in memory. Its expressions may match names in memory too: ``native`` and ``hub`` are the
-    names that tell these apart, by pattern.
+    names that tell these apart, by pattern. ``kept`` finds, for a dtype of 16 bits (by its code), the names in memory of tensors that stay
+    in fp32 when transformers loads the class in it.
     """
 
     architecture: str
@@ -71,6 +72,7 @@ class HubRules:
     ignored: tuple[str, ...]
     tied: Mapping[str, str]
     ties: str
+    kept: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
     native: frozenset[str] = frozenset()
     hub: frozenset[str] = frozenset()
 
@@ -81,6 +83,16 @@ class HubRules:
             if match is not None:
                 return f"{name[: match.start(1)]}0{name[match.end(1) :]}"
         return None
+
+    def made_of(self, name: str) -> tuple[str, ...]:
+        """The names in memory of what loading makes of a tensor: its own name, unless it is joined with others or cut."""
+        for rule in self.conversions:
+            for target in rule.renaming.targets:
+                start = "" if target.startswith(".") else r"(?:^|(?<=\.))"
+                match = re.search(rf"{start}{re.escape(target)}$".replace(r"\*", "[0-9]+"), name)
+                if match is not None:
+                    return tuple(name[: match.start()] + source.replace("\\", "") for source in rule.renaming.sources)
+        return (name,)
 
     def in_memory(self, name: str, renamed: str) -> bool:
         """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none."""
@@ -146,6 +158,7 @@ def _built(name: str, origin: str, content: Mapping[str, Any], names: ClassNames
         tuple(content["ignored"]),
         content["tied"],
         content["ties"],
+        {code: re.compile("|".join(f"(?:{text})" for text in texts)) for code, texts in content["kept"].items() if texts},
         *((names.native, names.hub) if names is not None else ()),
     )
 

@@ -16,6 +16,7 @@ from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import CkptError, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
@@ -28,10 +29,10 @@ from ckpt_cli.loading.live import config_of, describe_model
 from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
-from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
-from ckpt_cli.names import Naming
+from ckpt_cli.names import LoraMode, Naming
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.loading import LoadResult
@@ -214,7 +215,7 @@ def named_tensors(opened: Opened, home: Path | None, files: Files, options: Open
         include=options.include,
         exclude=options.exclude,
         key_map=options.key_map,
-        lora="keep" if naming == "native" and home is None and adapters_alone(opened.components[0].component.tensors) else None,
+        lora=_lora_mode(opened.components[0].component.tensors, home, naming),
         lora_alpha=options.lora_alpha,
         ema_from_model=options.ema_from_model,
         allow_unequal_replicas=options.allow_unequal_replicas,
@@ -223,6 +224,12 @@ def named_tensors(opened: Opened, home: Path | None, files: Files, options: Open
     tensors = part.selection.tensors
     tied = {name: tensors[partner] for name, partner in part.selection.tied.items() if partner in tensors}
     return Named(part, tensors, tied)
+
+
+def _lora_mode(tensors: Mapping[str, Tensor], home: Path | None, naming: Naming) -> LoraMode | None:
+    """Adapters are kept where they are read as they are, and where nothing here could fuse them."""
+    as_trained = naming == "native" and home is None and is_kept_for_reading(tensors)
+    return "keep" if as_trained or other_adapters(tensors) is not None else None
 
 
 def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptions, live: Mapping[str, Tensor]) -> tuple[Matched, Named]:

@@ -21,6 +21,7 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
 from ckpt_cli.names import few, is_extra_state
@@ -55,9 +56,10 @@ AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.
 
 def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
     """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed."""
+    held = (*_extra_state(component), *_other_adapters(component))
     if found.is_named(place):
-        return tuple(_extra_state(component))
-    return (*_extra_state(component), *_other_files(found, place, component, files), *_adapters_beneath(place, component))
+        return held
+    return (*held, *_other_files(found, place, component, files), *_adapters_beneath(place, component))
 
 
 def could_be_model(name: str) -> bool:
@@ -75,6 +77,12 @@ def _extra_state(component: Component) -> list[Note]:
         return []
     text = f"{few(states, 2)}: extra state of modules (as TransformerEngine keeps it) is not a weight and is left out"
     return [Note("info", "extra-state", text)]
+
+
+def _other_adapters(component: Component) -> list[Note]:
+    """A warning about adapters that are not fused here."""
+    other = other_adapters(component.tensors)
+    return [Note("warning", "unfused-adapters", f"{other.text}, which are not fused here")] if other is not None else []
 
 
 def _other_files(found: Found, place: Place, component: Component, files: Files) -> list[Note]:

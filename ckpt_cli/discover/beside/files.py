@@ -11,8 +11,8 @@ from pathlib import Path
 from ckpt_cli.discover.beside.models import is_rounded_copy
 from ckpt_cli.discover.beside.same_weights import difference_from
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.errors import CkptError, Unreadable
-from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_folder
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import Folders, files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
@@ -23,7 +23,6 @@ from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
-from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
 from ckpt_cli.names import few, is_extra_state
 from ckpt_cli.tensors.component import Component, Note
 
@@ -59,7 +58,7 @@ def left_out_notes(found: Found, place: Place, component: Component, files: File
     held = (*_extra_state(component), *_other_adapters(component))
     if found.is_named(place):
         return held
-    return (*held, *_other_files(found, place, component, files), *_adapters_beneath(place, component))
+    return (*held, *_other_files(found, place, component, files))
 
 
 def could_be_model(name: str) -> bool:
@@ -125,23 +124,6 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: other weights beside {place.name}, not checked"))
     return notes
-
-
-def _adapters_beneath(place: Place, component: Component) -> list[Note]:
-    """Adapters in a folder of their own, which are not fused into weights that hold none."""
-    if has_adapters(component.tensors):
-        return []
-    held: list[str] = []
-    for root in dict.fromkeys((place.match.root, place.home)):
-        for entry in entries_in(root) if is_folder(root) else ():
-            # No weights are read from there, so that one that cannot be accessed does not matter.
-            with contextlib.suppress(Unreadable):
-                if is_folder(entry) and is_file(entry / ADAPTER_CONFIG):
-                    held.append(entry.name)
-    if not held:
-        return []
-    text = f"LoRA adapters in {few(list(dict.fromkeys(held)))}, beside the weights of {place.name}, are left out"
-    return [Note("warning", "adapters-beside", text)]
 
 
 def _weights_in(folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.elements import target_dtype, torch_module
 from ckpt_cli.loading.fill import fill
@@ -29,6 +30,7 @@ from ckpt_cli.loading.live import config_of, describe_model
 from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
+from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
 from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
@@ -208,14 +210,16 @@ def opened_component(
     return opened, home
 
 
-def named_tensors(opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming) -> Named:
-    """The component as a merge with these options would name it."""
+def named_tensors(
+    opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming, *, fuse: bool = True
+) -> Named:
+    """The component as a merge with these options would name it; ``fuse``: with adapters in its weights, where they can be."""
     settings = MergeOptions(
         names=naming,
         include=options.include,
         exclude=options.exclude,
         key_map=options.key_map,
-        lora=_lora_mode(opened.components[0].component.tensors, home, naming),
+        lora=_lora_mode(opened.components[0].component.tensors, home, naming) if fuse else "keep",
         lora_alpha=options.lora_alpha,
         ema_from_model=options.ema_from_model,
         allow_unequal_replicas=options.allow_unequal_replicas,
@@ -236,15 +240,19 @@ def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptio
     """The checkpoint paired with the model, under the names (as trained, or of the hub) with which they agree best."""
     candidates: list[tuple[Matched, Named]] = []
     errors: list[CkptError] = []
+    plain = plain_names(live) if has_adapters(live) else {}
+    own = {short: live[name] for short, name in plain.items()} or live
     wanted: tuple[Naming, ...] = ("native", "hub") if options.names is None else (options.names,)
     for naming in wanted:
         try:
-            named = named_tensors(opened, home, files, options, naming)
-            targets = _under_hub_names(live, named) if naming == "hub" else live
+            named = named_tensors(opened, home, files, options, naming, fuse=not plain)
+            targets = _under_hub_names(own, named) if naming == "hub" else own
         except CkptError as error:
             errors.append(error)
             continue
-        found = matched(named.tensors, named.tied, targets, naming, options.allow_missing)
+        stored = plainly_named(named.tensors) if plain else named.tensors
+        found = matched(stored, named.tied, targets, naming, options.allow_missing)
+        found = with_own_names(found, plain) if plain else found
         candidates.append((found, named))
         if not found.faults:
             break

@@ -98,6 +98,17 @@ def has_adapters(names: Mapping[str, object]) -> bool:
     return any(LORA.search(name) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
 
 
+def plain_name(name: str) -> str:
+    """The name of a tensor without what PEFT adds in memory: its prefix, ``base_layer``, and the name of an adapter.
+
+    >>> plain_name("base_model.model.h.0.q.base_layer.weight"), plain_name("base_model.model.h.0.q.lora_A.default.weight")
+    ('h.0.q.weight', 'h.0.q.lora_A.weight')
+    """
+    short = _without_base(name.removeprefix(PREFIX))
+    match = ADAPTED.fullmatch(short)
+    return short if match is None else ".".join(part for part in (match["module"], match["part"], match["leaf"]) if part)
+
+
 def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     """Sort the tensors of a component. Raises Unsupported for several adapters or other kinds, Inconsistent for incomplete ones."""
     if (other := other_adapters(component)) is not None:

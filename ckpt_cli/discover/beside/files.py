@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckpt_cli.discover.beside.models import is_rounded_copy
+from ckpt_cli.discover.beside.models import is_rounded_copy, other_values
 from ckpt_cli.discover.beside.same_weights import difference_from
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
@@ -19,11 +19,12 @@ from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
-from ckpt_cli.names import few, is_extra_state
+from ckpt_cli.names import few, is_extra_state, unnumbered
 from ckpt_cli.tensors.component import Component, Note
 
 OTHER_FORM = re.compile(
@@ -96,13 +97,19 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
     paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
+    # Beside an average, other forms are those of the model.
+    average = is_average_name(unnumbered(place.name)[0])
+    unequal = {name: None if average else other_values(paths[name], component.tensors, files) for name in same}
     told = {name: difference_from(paths[name], component.tensors, files) for name in paths if could_be_model(name)}
     copies = [name for name, difference in told.items() if difference is None]
     # The masters of an optimizer are the weights of the training before they were rounded.
     unlike = [name for name in told if name not in copies and format_of(place.match).in_tags]
     rounded = [name for name in unlike if is_rounded_copy(paths[name], component.tensors, files)]
     rivals = {name: difference for name, difference in told.items() if difference is not None and name not in rounded}
+    rivals |= {name: f"with other values of {values[0]} (samples differ)" for name, values in unequal.items() if values}
+    rounded += [name for name, values in unequal.items() if values == []]
     others = [name for name in paths if name not in (*same, *told)]
+    same = [name for name in same if unequal[name] is None]
     notes = []
     if others:
         text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"

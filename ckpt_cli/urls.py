@@ -99,6 +99,13 @@ def parsed(url: str) -> Address | None:
             hint="pass credentials in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         )
     parts = [part for part in key.split("/") if part not in ("", ".")]
+    if scheme in BUCKETS and "//" in key.rstrip("/"):
+        raise UsageError(
+            "the address contains //, which is part of the key in a store, and a path has no such parts",
+            path=f"{scheme}://{root}{key}",
+            expected="an address with single slashes",
+            hint=f"pass {Address(scheme, root, '/'.join(parts)).url} if that is meant; else give the objects other keys",
+        )
     if ".." in parts:
         raise UsageError("the address contains ..", path=f"{scheme}://{root}{key}", expected="an address without it")
     address = Address(scheme, root, "/".join(parts))

@@ -35,7 +35,9 @@ def test_two_adapters_of_the_same_factors_with_another_scale(tmp_path: Path, cha
     first = tiny.adapter(tmp_path / "first", tiny.factors(), "base")
     second = tiny.adapter(tmp_path / "second", tiny.factors(), "base", **changes)
     found = ckpt_cli.diff(first, second)
-    assert found.identical
+    assert found.identical is not is_told
+    assert bool(found.rescaled) is is_told
+    assert ckpt("diff", first, second, "--exit-code", "-q").code == is_told
     assert [note.level for note in found.notes if note.code == "different-scale"] == ["warning"] * is_told
 
 

@@ -87,6 +87,40 @@ UNREAD = [
 GUESSED = ["net", "my_model", "target_net", "previous", "old"]
 
 
+class TestAdaptersBelow:
+    """Adapters in folders of the folder that is merged are named, however deep they lie and whatever lies around them."""
+
+    @staticmethod
+    def adapter(folder: Path, *, config: bool = True, value: float = 1.0) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        factors = {f"base_model.model.w.lora_{part}.weight": torch.full((4, 4), value) for part in "AB"}
+        save_file(factors, folder / "adapter_model.safetensors")
+        if config:
+            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["w"]}))
+        return folder
+
+    @pytest.mark.parametrize("name", ["sub", "adapters/sft", "lora/x/default"])
+    @pytest.mark.parametrize("config", [True, False])
+    def test_are_named(self, tmp_path: Path, name: str, config: bool) -> None:
+        run = model(tmp_path / "run")
+        self.adapter(run / name, config=config)
+        for notes in (ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, ckpt_cli.verify(run).notes):
+            ((level, text),) = told(notes, "adapters-beside")
+            assert (level, name in text) == ("warning", True)
+
+    @pytest.mark.parametrize("name", ["reference", "more/second"])
+    def test_are_named_beside_adapters(self, tmp_path: Path, name: str) -> None:
+        run = self.adapter(tmp_path / "run")
+        self.adapter(run / name, value=2.0)
+        assert name in told(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, "adapters-beside")[0][1]
+
+    @pytest.mark.parametrize("name", ["checkpoint-5", "lora_adapter", "logs/adapter"])
+    def test_of_steps_and_of_the_same_weights_are_not(self, tmp_path: Path, name: str) -> None:
+        run = self.adapter(tmp_path / "run" / "checkpoint-10")
+        self.adapter(run / name)
+        assert not told(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, "adapters-beside")
+
+
 class TestAGuess:
     """A model in a folder that no trainer's row names."""
 

@@ -81,6 +81,19 @@ class TestFilesBesideTheWeights:
         assert "other-weights" in codes(result)
         assert name in str(result.checkpoint.notes)
 
+    @pytest.mark.parametrize("name", ["model.fp16.safetensors", "model.bf16.safetensors", "pytorch_model.fp16.bin"])
+    @pytest.mark.parametrize("changed", [False, True])
+    def test_rounded_are_a_warning_only_with_other_values(self, tmp_path: Path, name: str, changed: bool) -> None:
+        folder = hub_folder(tmp_path / "run")
+        dtype = torch.bfloat16 if "bf16" in name else torch.float16
+        other = {key: (tensor + changed).to(dtype) for key, tensor in MODEL.items()}
+        save_file(other, folder / name) if name.endswith("safetensors") else torch.save(other, folder / name)
+        result = ckpt_cli.merge(folder, tmp_path / "out")
+        assert ("other-model" in codes(result, "warning")) is changed
+        assert ("other-weights" in codes(result, "info")) is not changed
+        found = {item.code for item in ckpt_cli.verify(folder).findings if item.file == name}
+        assert found == {"other-model" if changed else "other-weights"}
+
     @pytest.mark.parametrize("kind", ["one file", "an index"])
     @pytest.mark.parametrize("name", ["value_head.safetensors", "adapter_model.safetensors", "projector.safetensors"])
     def test_are_not_the_model_where_torch_wrote_that(self, tmp_path: Path, name: str, kind: str) -> None:

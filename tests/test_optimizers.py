@@ -749,11 +749,11 @@ class TestFilesOfOtherRanks:
 class TestNumbersWithoutNames:
     """What an optimizer that has numbers in place of names proves, and what is assumed."""
 
-    def extracted(self, folder: Path, shapes: list[tuple[int, ...]]) -> list[str]:
+    def extracted(self, folder: Path, shapes: list[tuple[int, ...]], still: str = "") -> list[str]:
         parameters = {f"{letter}.weight": torch.nn.Parameter(torch.ones(shape)) for letter, shape in zip("abcd", shapes, strict=False)}
         optimizer = torch.optim.AdamW(parameters.values())
-        for parameter in parameters.values():
-            parameter.grad = torch.ones_like(parameter)
+        for name, parameter in parameters.items():
+            parameter.grad = None if name[0] in still else torch.ones_like(parameter)
         optimizer.step()
         home = folder / "global_step_1" / "actor"
         home.mkdir(parents=True)
@@ -776,6 +776,12 @@ class TestNumbersWithoutNames:
         assert said in " ".join(outcome.out.split())
         asked = ckpt("extract-state", tmp_path, "-o", tmp_path / "json", "--optimizer", "--json")
         assert json.loads(asked.out)["data"]["optimizer"]["assumed"] == 2
+
+    @pytest.mark.parametrize(("still", "counted"), [("c", "2 of 3"), ("a", "2 of 3"), ("bd", "2 of 2")])
+    def test_what_has_no_state_is_not_counted(self, tmp_path: Path, still: str, counted: str) -> None:
+        shapes: list[tuple[int, ...]] = [(2, 3), (2, 3), (2, 3), (4,)]
+        (text,) = self.extracted(tmp_path, shapes, still)
+        assert f"{counted} have the shape of another one" in text
 
     @pytest.mark.parametrize("recorded", [["a.weight", "b.weight"], ["b.weight", "a.weight"]])
     @pytest.mark.parametrize("wrapped", ["", "module."])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config, architecture
@@ -102,12 +103,18 @@ def resemblance(
     shapes = [Counter(shape for shape in side.values() if len(shape) > 1) for side in (held, there)]
     shared, smaller = (shapes[0] & shapes[1]).total(), min(shapes[0].total(), shapes[1].total())
     renamed = len(common) * 2 < min(len(held), len(there)) and smaller > 0 and shared >= UNDER_OTHER_NAMES * smaller
-    comparable = not (has_adapters(mine) or has_adapters(base) or not held or not there) and not renamed
+    comparable = not (_holds_adapters(mine) or _holds_adapters(base) or not held or not there) and not renamed
     smaller_side = held if len(held) <= len(there) else there
     doubt = _doubt(own, others, [name for name in smaller_side if held.get(name) != there.get(name)]) if kinds_known else None
     ours = {name: shape for name, shape in held.items() if name not in there}
     moved = moved_names({name: shape for name, shape in there.items() if name not in held}, ours)
     return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt, len(moved))
+
+
+def _holds_adapters(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether there are adapters of PEFT, or others and nothing else."""
+    other = other_adapters(tensors)
+    return has_adapters(tensors) or (other is not None and other.alone)
 
 
 def config_doubt(config: Config, base_config: Config) -> str | None:

@@ -95,13 +95,15 @@ def diff(
         draw(comparison, picture, name=name)
     if page is not None:
         publish_file(drift_page(comparison, name).encode(), page, "page")
-    opened = [NoteInfo.of(note) for note in (*passed, *sides[0].notes, *sides[1].notes, *_doubts(sides, tensors))]
+    rescaled = _rescaled(sides)
+    opened = [NoteInfo.of(note) for note in (*passed, *sides[0].notes, *sides[1].notes, *_doubts(sides, tensors), *_scale_notes(rescaled))]
     return DiffResult(
         before=_side(sides[0], tensors[0]),
         after=_side(sides[1], tensors[1]),
         naming=named[0].part.selection.naming,
-        identical=_is_identical(comparison),
+        identical=_is_identical(comparison) and not rescaled,
         compared=comparison.compared,
+        rescaled=len(rescaled),
         comparison=comparison,
         written=tuple(str(path) for path in (picture, page) if path is not None),
         notes=tuple(dict.fromkeys((*opened, *named[0].notes, *named[1].notes))),
@@ -284,24 +286,27 @@ def _doubts(sides: Sequence[Opened], tensors: Sequence[Mapping[str, Tensor]]) ->
     configs = [side.components[0].assets.config for side in sides]
     alike = resemblance(tensors[1], tensors[0], configs[1], configs[0])
     if not alike.renamed and alike.same_model:
-        return [*settings_notes(different_settings(configs[1], configs[0]), "first"), *_scale_notes(sides)]
+        return [*settings_notes(different_settings(configs[1], configs[0]), "first")]
     numbers = f"{alike.common} of {alike.base} and {alike.mine} tensors have the same name, {alike.alike} also the same shape"
     return [Note("warning", "other-model", f"these may be two models: {numbers}")]
 
 
-def _scale_notes(sides: Sequence[Opened]) -> list[Note]:
-    """A warning about two adapters whose configs scale the same factors differently."""
+def _rescaled(sides: Sequence[Opened]) -> dict[str, tuple[float, float]]:
+    """The modules that the configs of two adapters scale differently, with the factors of both."""
     parts = [side.components[0].component for side in sides]
     if not all(has_adapters(part.tensors) for part in parts):
-        return []
+        return {}
     first, second = (scales(part.root, part.tensors) for part in parts)
-    other = [module for module in first.keys() & second.keys() if first[module] != second[module]]
-    if not other:
+    return {module: (first[module], second[module]) for module in sorted(first.keys() & second.keys()) if first[module] != second[module]}
+
+
+def _scale_notes(rescaled: Mapping[str, tuple[float, float]]) -> list[Note]:
+    """A warning about two adapters whose configs scale the same factors differently."""
+    if not rescaled:
         return []
-    module = min(other)
-    values = f"{printable(module)} by {second[module]:.6g}, in the first by {first[module]:.6g}"
-    text = f"the adapter_config.json of the two scale {len(other)} of {len(second)} modules differently: {values}"
-    return [Note("warning", "different-scale", text)]
+    module, (first, second) = next(iter(rescaled.items()))
+    values = f"{printable(module)} by {second:.6g}, in the first by {first:.6g}"
+    return [Note("warning", "different-scale", f"adapter_config.json scales {plural(len(rescaled), 'module')} differently: {values}")]
 
 
 def _called(side: Opened) -> str:

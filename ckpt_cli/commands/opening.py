@@ -16,6 +16,7 @@ from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import CkptError, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.dtypes import undeclared_codes
 from ckpt_cli.hub.classes.fit import KnownClass
@@ -31,10 +32,11 @@ from ckpt_cli.loading.live import config_of, describe_model
 from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
-from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
+from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
-from ckpt_cli.names import Naming
+from ckpt_cli.names import LoraMode, Naming
 from ckpt_cli.output.options import check_cast_all
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -216,14 +218,16 @@ def opened_component(
     return opened, home
 
 
-def named_tensors(opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming) -> Named:
-    """The component as a merge with these options would name it."""
+def named_tensors(
+    opened: Opened, home: Path | None, files: Files, options: OpenOptions | LoadOptions, naming: Naming, *, fuse: bool = True
+) -> Named:
+    """The component as a merge with these options would name it; ``fuse``: with adapters in its weights, where they can be."""
     settings = MergeOptions(
         names=naming,
         include=options.include,
         exclude=options.exclude,
         key_map=options.key_map,
-        lora="keep" if naming == "native" and home is None and adapters_alone(opened.components[0].component.tensors) else None,
+        lora=_lora_mode(opened.components[0].component.tensors, home, naming) if fuse else "keep",
         lora_alpha=options.lora_alpha,
         ema_from_model=options.ema_from_model,
         allow_unequal_replicas=options.allow_unequal_replicas,
@@ -234,19 +238,29 @@ def named_tensors(opened: Opened, home: Path | None, files: Files, options: Open
     return Named(part, tensors, tied)
 
 
+def _lora_mode(tensors: Mapping[str, Tensor], home: Path | None, naming: Naming) -> LoraMode | None:
+    """Adapters are kept where they are read as they are, and where nothing here could fuse them."""
+    as_trained = naming == "native" and home is None and is_kept_for_reading(tensors)
+    return "keep" if as_trained or other_adapters(tensors) is not None else None
+
+
 def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptions, live: Mapping[str, Tensor]) -> tuple[Matched, Named]:
     """The checkpoint paired with the model, under the names (as trained, or of the hub) with which they agree best."""
     candidates: list[tuple[Matched, Named]] = []
     errors: list[CkptError] = []
+    plain = plain_names(live) if has_adapters(live) else {}
+    own = {short: live[name] for short, name in plain.items()} or live
     wanted: tuple[Naming, ...] = ("native", "hub") if options.names is None else (options.names,)
     for naming in wanted:
         try:
-            named = named_tensors(opened, home, files, options, naming)
-            targets = _under_hub_names(live, named) if naming == "hub" else live
+            named = named_tensors(opened, home, files, options, naming, fuse=not plain)
+            targets = _under_hub_names(own, named) if naming == "hub" else own
         except CkptError as error:
             errors.append(error)
             continue
-        found = matched(named.tensors, named.tied, targets, naming, options.allow_missing)
+        stored = plainly_named(named.tensors) if plain else named.tensors
+        found = matched(stored, named.tied, targets, naming, options.allow_missing)
+        found = with_own_names(found, plain) if plain else found
         candidates.append((found, named))
         if not found.faults:
             break

@@ -19,10 +19,11 @@ from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, safetensors_part, stem_of
 from ckpt_cli.formats.safetensors.scan import WeightSet
+from ckpt_cli.hub.adapters.other_kinds import OtherAdapters, other_adapters
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
-from ckpt_cli.lora.merge import adapters_alone
+from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.results.verify import Finding
@@ -128,8 +129,8 @@ def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[st
 
 def _merged_part(opened: Opened, files: Files, alpha: float | None) -> Draft:
     tensors = opened.components[0].component.tensors
-    alone, adapted = adapters_alone(tensors), has_adapters(tensors)
-    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if alone else None, lora_alpha=alpha if adapted and not alone else None)
+    kept, adapted = is_kept_for_reading(tensors), has_adapters(tensors)
+    options = MergeOptions(allow_unequal_replicas=True, lora="keep" if kept else None, lora_alpha=alpha if adapted and not kept else None)
     return planned_drafts(opened, None, options, files)[0]
 
 
@@ -193,6 +194,24 @@ def config_of(subject: Subject) -> ConfigCheck:
     """The config that belongs to what is verified, compared with its tensors."""
     if not subject.is_model:
         return ConfigCheck({}, ())
+    other = other_adapters(subject.tensors)
+    if other is not None:
+        return _with_other_adapters(subject, other)
+    return _compared(subject)
+
+
+def _with_other_adapters(subject: Subject, other: OtherAdapters) -> ConfigCheck:
+    """Weights with adapters of another kind than PEFT's LoRA beside them, or such adapters alone."""
+    told = finding("unfused-adapters", other.text, tensor=other.names[0])
+    if other.alone:
+        return ConfigCheck({}, (told, finding("not-compared", "these are adapters, which are not part of a model class")))
+    factors = {*other.names}
+    checked = _compared(subject)
+    return replace(checked, findings=(told, *(item for item in checked.findings if item.tensor not in factors)))
+
+
+def _compared(subject: Subject) -> ConfigCheck:
+    """The config of a model, or of PEFT's adapters, compared with the tensors."""
     if has_adapters(subject.tensors):
         known = check_adapter(subject.homes, subject.tensors)
         return ConfigCheck({}, (*known, finding("not-compared", "these are LoRA adapters, which are not part of a model class")))

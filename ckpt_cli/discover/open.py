@@ -28,7 +28,7 @@ from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
-from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, more_folders
+from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
 from ckpt_cli.discover.places import spoken, unread_notes
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
@@ -51,8 +51,6 @@ from ckpt_cli.tensors.tensor import Tensor
 
 MAX_OTHERS = 3
 """How many other steps are looked into, for a hint: each takes as long as describing a checkpoint."""
-
-FETCH = "get the file from the node that wrote it, or pass that node's folder with --also"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ def open_checkpoint(
             return isinstance(error, PASSED)
         whole = _other_step(listed, target, is_whole) if _helps(error) else None
         hint = _step_hint(whole, target, also, located) if whole is not None else None
-        fetch = FETCH if isinstance(error, MissingShard) else None
+        fetch = fetch_hint(path) if isinstance(error, MissingShard) else None
         error.hint = ", or ".join(filter(None, (error.hint or fetch, hint))) or None
         return False
 
@@ -157,7 +155,7 @@ def open_checkpoint(
         raise NotFound("there is no checkpoint", path=path)
     if isinstance(first, MissingShard):
         none = "; no step of this run is complete" if not any(isinstance(error, NotFound) for _, error in passed.errors) else ""
-        first.hint = f"{first.hint or FETCH}{none}"
+        first.hint = f"{first.hint or fetch_hint(path)}{none}"
     raise first
 
 

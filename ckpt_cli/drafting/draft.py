@@ -16,7 +16,7 @@ from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.plan import Combination, Plan
-from ckpt_cli.output.select import Selection
+from ckpt_cli.output.select import OTHER, Selection
 from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -88,8 +88,8 @@ class Draft:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it is an adapter alone, exported for PEFT."""
-        return self.lora is not None and self.lora.outcome == "exported"
+        """Whether it is an adapter alone: exported for PEFT, or of another kind and kept as it is."""
+        return self.selection.kind == OTHER or (self.lora is not None and self.lora.outcome == "exported")
 
     @property
     def left_out(self) -> set[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.files.folders import is_file
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -33,11 +34,6 @@ COPIES_OF_BIAS = re.compile(r"(?P<module>.+)\.(?:modules_to_save|original_module
 and twice as the wrapper holds them."""
 
 ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<rest>.+)")
-OTHER_LORA = re.compile(
-    r"(^|[._])(lora_(up|down)|lora\.(up|down)|hada_(w[12]|t[12])(_[ab])?|lokr_(w[12]|t2)(_[ab])?)([._]|$)|(^|\.)lora_[ab]$", re.IGNORECASE
-)
-"""Factors of adapters in forms other than PEFT's: kohya, LyCORIS, old diffusers, mlx-lm."""
-
 LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|modules_to_save)(\.|$)")
 
 
@@ -102,8 +98,21 @@ def has_adapters(names: Mapping[str, object]) -> bool:
     return any(LORA.search(name) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
 
 
+def plain_name(name: str) -> str:
+    """The name of a tensor without what PEFT adds in memory: its prefix, ``base_layer``, and the name of an adapter.
+
+    >>> plain_name("base_model.model.h.0.q.base_layer.weight"), plain_name("base_model.model.h.0.q.lora_A.default.weight")
+    ('h.0.q.weight', 'h.0.q.lora_A.weight')
+    """
+    short = _without_base(name.removeprefix(PREFIX))
+    match = ADAPTED.fullmatch(short)
+    return short if match is None else ".".join(part for part in (match["module"], match["part"], match["leaf"]) if part)
+
+
 def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     """Sort the tensors of a component. Raises Unsupported for several adapters or other kinds, Inconsistent for incomplete ones."""
+    if (other := other_adapters(component)) is not None:
+        raise Unsupported(other.text, tensor=other.names[0], expected="LoRA or DoRA of PEFT", hint=other.cure)
     stripped = stripped_names(component)
     names = {old: new.removeprefix(PREFIX) for old, new in stripped.items()}
     tensors: dict[str, Tensor] = {}

@@ -25,13 +25,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The pairs, and what has no partner. ``wrong`` are differences in shape and dtype, as lines."""
+    """The pairs, and what has no partner. ``wrong`` are differences in shape and dtype, as lines; ``hint`` says what else can be loaded."""
 
     naming: Naming
     pairs: tuple[Pair, ...]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     wrong: tuple[str, ...]
+    hint: str | None = None
 
     @property
     def faults(self) -> int:
@@ -47,7 +48,7 @@ class Matched:
             raise DifferentTensors(text, path=path, expected="a model of the class that was trained", details=[*absent, *extra])
         if not lines:
             return
-        hint = None if self.wrong else "pass strict=False to load the tensors that both have"
+        hint = None if self.wrong else self.hint or "pass strict=False to load the tensors that both have"
         kind = MissingTensors if strict and not (extra or self.wrong) else DifferentTensors
         differ = "1 tensor differs" if len(lines) == 1 else f"{len(lines)} tensors differ"
         raise kind(f"the model and the checkpoint do not fit: {differ}", path=path, details=lines, hint=hint)

@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, Undecidable, U
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.hub.adapters.other_kinds import LOADED, PROMPTS
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.lora.settings import REFUSED, unknown_settings
 from ckpt_cli.lora.targets import ends
@@ -250,8 +251,9 @@ def _check_kind(config: Mapping[str, Any], path: Path | None) -> None:
     kind = config.get("peft_type", "LORA")
     others = [key for key in REFUSED if config.get(key)]
     if kind != "LORA" or others:
-        what = f"a {kind} adapter" if kind != "LORA" else f"LoRA with {others[0]}"
-        raise Unsupported(f"this is {what}", path=path, expected="LoRA or DoRA", hint="merge it with PEFT, or pass --lora keep")
+        what = f"an adapter of PEFT's {kind}" if kind != "LORA" else f"LoRA with {others[0]}"
+        way = LOADED if kind in PROMPTS else "merge it with PEFT"
+        raise Unsupported(f"this is {what}", path=path, expected="LoRA or DoRA", hint=f"{way}, or pass --lora keep")
 
 
 def _first(homes: Sequence[Path], name: str) -> Path | None:

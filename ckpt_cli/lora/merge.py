@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
@@ -98,8 +99,13 @@ def check_factors(tensors: Mapping[str, Tensor]) -> None:
 
 
 def adapters_alone(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are LoRA adapters without the weights that they are for."""
-    return has_adapters(tensors) and lacks_base(parse_peft(tensors))
+    """Whether these are LoRA adapters of PEFT without the weights that they are for."""
+    return has_adapters(tensors) and other_adapters(tensors) is None and lacks_base(parse_peft(tensors))
+
+
+def is_kept_for_reading(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether tensors are looked at as they are, since nothing can be fused: adapters alone, and those of another kind."""
+    return other_adapters(tensors) is not None or adapters_alone(tensors)
 
 
 def with_adapters_fused(
@@ -114,6 +120,14 @@ def with_adapters_fused(
     state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     check_variant(state, facts)
+    if not state.adapters and state.wrapped:
+        raise Inconsistent(
+            "modules are wrapped for adapters, but no factors of adapters are here",
+            tensor=next(iter(state.wrapped.values())),
+            path=component.root,
+            expected="tensors such as ...lora_A.weight beside ...base_layer.weight",
+            hint="look for the files of all ranks, or for the adapter in a folder of its own; --lora keep writes the tensors as they are",
+        )
     notes, saved, held, biases = list(facts.notes), saved_names(state), state.tensors, trained_biases(state, facts)
     if "quantization_config" in opened.assets.config:
         hint = "pass --lora export, and fuse it with PEFT"

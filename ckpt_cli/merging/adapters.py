@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
+from ckpt_cli.errors import Unsupported
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.peft_names import parse_peft
@@ -22,7 +24,7 @@ from ckpt_cli.merging.trained_on import fused_before, trained_on_notes
 from ckpt_cli.names import LoraMode
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import SideFiles
-from ckpt_cli.output.select import PEFT, Selection
+from ckpt_cli.output.select import PEFT, Selection, is_wanted
 from ckpt_cli.tensors.component import Note
 
 MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
@@ -34,6 +36,18 @@ def lora_mode(group: Sequence[OpenedComponent], setting: Setting[MergeOptions]) 
     if setting.options.lora is not None:
         return setting.options.lora
     return "export" if setting.base is None and all(adapters_alone(component.component.tensors) for component in group) else "fuse"
+
+
+def refuse_other_adapters(component: OpenedComponent, options: MergeOptions) -> None:
+    """Raise Unsupported for adapters of another kind than PEFT's LoRA, unless they are kept, or left out by a filter."""
+    if options.lora == "keep":
+        return
+    wanted = [name for name in component.component.tensors if is_wanted(name, options.include, options.exclude)]
+    other = other_adapters(wanted)
+    if other is not None:
+        raise Unsupported(
+            other.text, tensor=other.names[0], path=component.component.root, expected="weights, or LoRA of PEFT", hint=other.cure
+        )
 
 
 def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) -> tuple[Draft, bytes]:

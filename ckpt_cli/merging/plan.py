@@ -20,7 +20,7 @@ from ckpt_cli.formats.safetensors.names import INDEX
 from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files, check_factors, with_adapters_fused
-from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode
+from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode, refuse_other_adapters
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
 from ckpt_cli.merging.kept_config import kept_config_notes
 from ckpt_cli.merging.match_base import matched_with_base
@@ -49,6 +49,7 @@ def planned_jobs(
         adapted = [component for component in group if has_adapters(component.component.tensors)]
         for component in group:
             check_adapter_files(component, keep=options.lora == "keep")
+            refuse_other_adapters(component, options)
         mode = lora_mode(group, setting)
         if options.lora in ("export", "both") and not adapted:
             raise UsageError(f"--lora {options.lora}: there are no LoRA adapters in {group[0].name}", hint="leave out --lora")
@@ -189,7 +190,8 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
     lora: LoraInfo | None = None
     if keep:
         check_factors(chosen.tensors)
-    elif has_adapters(chosen.tensors):
+    refuse_other_adapters(component, options)
+    if not keep and has_adapters(chosen.tensors):
         alone = setting.base is not None and adapters_alone(chosen.tensors)
         reference = setting.base.weights() if setting.base is not None and alone else None
         fused, notes = fused_adapters(component, setting.base, fused)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
+from ckpt_cli.hub.adapters.other_kinds import like_factors, like_factors_text, other_adapters
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
@@ -18,7 +20,7 @@ from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
-from ckpt_cli.hub.peft_names import OTHER_LORA, has_adapters
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
 from ckpt_cli.names import DDP, Naming, foreign_names, printable, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
@@ -31,6 +33,7 @@ WRAPPED = DDP.removesuffix(".")
 
 BY_ITS_PROGRAM = "fuse each into its model with the program that made it"
 PEFT = "these are LoRA adapters, which are not part of a model class"
+OTHER = "these are adapters, which are not part of a model class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,12 @@ def select_tensors(
         notes += [*check_config(config, component.arguments), *padding_note(config, component.arguments)]
         why = config_from(component.arguments) if not config else ""
         native = hub_tensors_of_megatron(native, config, str(why))
-    kept_adapters = adapters and has_adapters(native)
+    kept_adapters, other = adapters and has_adapters(native), other_adapters(native)
     change, unwrapped = UNCHANGED, 0
-    kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
+    shapes = {name: tensor.shape for name, tensor in native.items()}
+    kind: KnownClass | str = PEFT if has_adapters(native) else OTHER if other is not None and other.alone else known_class(config, shapes)
+    if kind not in (PEFT, OTHER) and other is None:
+        notes += _like_factors_notes(shapes, config, kind)
     if isinstance(kind, KnownClass):
         config = kind.config
         if names == "hub" and not rules:
@@ -193,11 +199,20 @@ def select_tensors(
     )
 
 
+def _like_factors_notes(shapes: Mapping[str, Shape], config: Mapping[str, Any], kind: KnownClass | str) -> list[Note]:
+    """A warning about factors of adapters of no known kind; code of the model's own may have a place for them."""
+    if "auto_map" in config:
+        return []
+    found = [name for name in like_factors(shapes) if not (isinstance(kind, KnownClass) and kind.count({name: shapes[name]}))]
+    return [Note("warning", "unfused-adapters", like_factors_text(found))] if found else []
+
+
 def _refuse_factors(
     component: Component, kept: Iterable[str], adapters: bool, alone: Callable[[Mapping[str, Tensor]], bool] | None
 ) -> None:
     """Raise Unsupported for factors of adapters where weights are wanted, Inconsistent where some of them are missing."""
-    foreign = next((name for name in kept if alone is not None and OTHER_LORA.search(name)), None)
+    other = other_adapters(kept) if alone is not None else None
+    foreign = other.names[0] if other is not None else None
     factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
     if factor is None:
         return

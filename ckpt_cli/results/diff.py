@@ -21,8 +21,9 @@ class DiffSide(Frozen):
 class DiffResult(Frozen):
     """How far tensors moved from ``before`` (the base of ``comparison``) to ``after``.
 
-    ``identical``: both have the same names, shapes, dtypes and bits (of a sample: in what was compared). ``compared`` tensors have the
-    same name and shape in both; with 0 nothing is known of any value. ``written`` are the files that hold the picture and the page.
+    ``identical``: both have the same names, shapes, dtypes and bits (of a sample: in what was compared), and adapters the same scales:
+    ``rescaled`` modules have another in the second. ``compared`` tensors have the same name and shape in both; with 0 nothing is known of
+    any value. ``written`` are the files that hold the picture and the page.
     """
 
     before: DiffSide
@@ -31,6 +32,7 @@ class DiffResult(Frozen):
     identical: bool
     compared: int
     comparison: BaseComparison
+    rescaled: int = 0
     written: tuple[str, ...] = ()
     notes: tuple[NoteInfo, ...] = ()
     seconds: float

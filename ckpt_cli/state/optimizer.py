@@ -138,8 +138,11 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         if names is None:
             raise undecided(groups, root)
         check_some_recorded(names, entries)
-        assumed = assumed_names(names, model)
-        notes = order_notes(assumed, names)
+        # Parameters that were never stepped have no state, and so no name that could be wrong.
+        stepped = {int(number) for number, _ in slots}
+        kept = {number: name for number, name in names.items() if number in stepped}
+        assumed = assumed_names(kept, model)
+        notes = order_notes(assumed, kept)
     texts = {str(number): name for number, name in names.items()}
     return optimizer_of(layout, _named(slots, entries, texts), notes, assumed)
 
@@ -265,8 +268,10 @@ def _of_numbers(
         own = {name: name for name in names.values()}
         known = _named(slots, renamed(ranks[0], names), own)
         check_some_recorded(names, ranks[0])
-        assumed = assumed_names(names, model)
-        return optimizer_of("by the order of parameters", known, [*notes, *order_notes(assumed, names)], assumed)
+        stepped_names = {name for name, _ in slots}
+        kept = {number: name for number, name in names.items() if name in stepped_names}
+        assumed = assumed_names(kept, model)
+        return optimizer_of("by the order of parameters", known, [*notes, *order_notes(assumed, kept)], assumed)
     raise undecided(groups, ranks[0].path)
 
 

@@ -145,6 +145,12 @@ KINDS: dict[str, Kind] = {
         "layers without LoRA factors, and nothing says that they were left out",
         "look for the adapter's other files",
     ),
+    "unfused-adapters": Kind(
+        "warning",
+        "headers",
+        "adapters of a kind that ckpt does not fuse, alone or beside weights: what loads the model leaves them out",
+        "merge them with the program that made them",
+    ),
     "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts, and shapes cannot tell"),
     "config-dtype": Kind(
         "error",

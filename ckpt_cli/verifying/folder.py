@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.discover.beside.files import could_be_model
+from ckpt_cli.discover.beside.files import OTHER_FORM, could_be_model
+from ckpt_cli.discover.beside.models import other_values, unequal_values
 from ckpt_cli.discover.beside.same_weights import difference, difference_from
 from ckpt_cli.discover.beside.stages import stage_trouble
 from ckpt_cli.errors import CkptError
@@ -71,6 +72,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             held = plural(len(weights.tensors), "tensor") if weights.readable else "unreadable"
             name = weights.index.name if weights.index is not None else weights.files[0].name
             differs = _difference(sets[0], weights) if could_be_model(name) and name not in stale else None
+            if differs is None and OTHER_FORM.fullmatch(name) and name not in stale and sets[0].readable and weights.readable:
+                differs = _values_apart(unequal_values(sets[0].tensors, weights.tensors))
             text = _rival(sets[0], differs) if differs is not None else f"beside the model ({held})"
             code = "other-model" if differs is not None else "other-weights"
             found.append(finding(code, text, file=few([path.name for path in weights.files], 2)))
@@ -95,7 +98,12 @@ def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], f
     ]
     for path in (*others, *([folder / TORCH_INDEX] if indexed else [])):
         if path.name != TORCH_INDEX and not could_be_model(path.name):
-            yield finding("other-weights", "weights in another format, not checked", file=path.name)
+            values = other_values(path, main.tensors, files) if main.readable and OTHER_FORM.fullmatch(path.name) else None
+            if (differs := _values_apart(values)) is not None:
+                yield finding("other-model", _rival(main, differs), file=path.name)
+            else:
+                told = "weights in another format, not checked" if values is None else "the same model in another dtype: samples are equal"
+                yield finding("other-weights", told, file=path.name)
         elif (differs := _unread(main) or difference_from(path, main.tensors, files)) is None:
             yield finding("other-weights", "the same model again: samples of all tensors are equal", file=path.name)
         else:
@@ -105,6 +113,11 @@ def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], f
 def _difference(main: WeightSet, other: WeightSet) -> str | None:
     """How a set of weights differs from the main one, or why they were not compared; None if samples of all tensors are equal."""
     return _unread(main) or _unread(other) or difference(main.tensors, other.tensors)
+
+
+def _values_apart(names: Sequence[str] | None) -> str | None:
+    """What is said of tensors that have other values, also where they are rounded."""
+    return f"with other values of {names[0]} (samples differ)" if names else None
 
 
 def _unread(weights: WeightSet) -> str | None:

@@ -72,3 +72,18 @@ def test_errors_show_addresses() -> None:
     error = NotFound(f"{path} is empty", path=path, expected=f"{path}/x", hint=f"see {path}", details=[f"{path}/y"])
     assert "/dev/null" not in str(error) + error.args[0]
     assert error.path == "s3://bucket/run"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run//x", "gs://bucket//run/x", "az://box/a///b/"])
+def test_empty_parts_of_keys_are_refused(url: str) -> None:
+    """In a store, ``run//x`` is another key than ``run/x``."""
+    with pytest.raises(UsageError, match="//") as raised:
+        parsed(url)
+    assert "//" not in (raised.value.hint or "").partition("://")[2]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run/x//", "https://host/run//x", "hdfs://node/run//x"])
+def test_slashes_at_the_end_and_of_others_are_not(url: str) -> None:
+    found = parsed(url)
+    assert found is not None
+    assert found.key == "run/x"

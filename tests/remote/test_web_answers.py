@@ -143,3 +143,13 @@ class TestFilesOfASet:
 )
 def test_names_of_sets(name: str, others: list[str]) -> None:
     assert list(parts_of(name)) == others
+
+
+@pytest.mark.parametrize("case", ["z2-bf16-w2-roundrobin", "hf-trainer-z3-w2"])
+def test_one_file_of_a_save_that_no_server_lists_says_what_to_do(web: Web, data: Path, case: str) -> None:
+    shutil.copytree(data / "deepspeed" / case, web.folder, dirs_exist_ok=True)
+    (file,) = list(web.folder.rglob("*zero_pp_rank_0_mp_rank_00_optim_states.pt"))[:1]
+    with pytest.raises(MissingShard) as caught:
+        ckpt_cli.inspect(web.at(file.relative_to(web.folder).as_posix()))
+    assert "download the whole folder" in (caught.value.hint or "")
+    assert "node" not in (caught.value.hint or "")

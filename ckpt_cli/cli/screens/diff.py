@@ -53,5 +53,6 @@ def _verdict(result: DiffResult) -> str:
     if result.identical:
         return f"identical, bit for bit{share}" if comparison.sample is None else f"no difference found{share}"
     if comparison.compared and not comparison.drifts:
-        return f"{text.plural(comparison.compared, 'tensor')} compared, all values are equal{share}"
+        scaled = f", {text.plural(result.rescaled, 'module')} scaled differently" if result.rescaled else ""
+        return f"{text.plural(comparison.compared, 'tensor')} compared, all values are equal{scaled}{share}"
     return f"{comparison.counted}{share if comparison.compared else ''}"

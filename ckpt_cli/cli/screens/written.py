@@ -333,6 +333,8 @@ def _lora(info: LoraInfo | None) -> str:
     """The result for LoRA adapters."""
     if info is None:
         return ""
+    if not info.modules:
+        return "no factors; modules that were trained as a whole are in the weights"
     alpha = f", alpha {info.alpha:g} ({info.origin})" if info.alpha is not None else ""
     ranks, scales = ("-".join(f"{value:.6g}" for value in (min(found), max(found))[: len(found)]) for found in (info.ranks, info.scales))
     kind = "DoRA" if info.dora else "LoRA"

@@ -8,22 +8,23 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckpt_cli.discover.beside.models import is_rounded_copy
+from ckpt_cli.discover.beside.models import is_rounded_copy, other_values
 from ckpt_cli.discover.beside.same_weights import difference_from
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.errors import CkptError, Unreadable
-from ckpt_cli.files.folders import Folders, entries_in, files_in, is_file, is_folder
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import Folders, files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
-from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
-from ckpt_cli.names import few, is_extra_state
+from ckpt_cli.names import few, is_extra_state, unnumbered
 from ckpt_cli.tensors.component import Component, Note
 
 OTHER_FORM = re.compile(
@@ -55,9 +56,10 @@ AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.
 
 def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
     """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed."""
+    held = (*_extra_state(component), *_other_adapters(component))
     if found.is_named(place):
-        return tuple(_extra_state(component))
-    return (*_extra_state(component), *_other_files(found, place, component, files), *_adapters_beneath(place, component))
+        return held
+    return (*held, *_other_files(found, place, component, files))
 
 
 def could_be_model(name: str) -> bool:
@@ -77,6 +79,12 @@ def _extra_state(component: Component) -> list[Note]:
     return [Note("info", "extra-state", text)]
 
 
+def _other_adapters(component: Component) -> list[Note]:
+    """A warning about adapters that are not fused here."""
+    other = other_adapters(component.tensors)
+    return [Note("warning", "unfused-adapters", f"{other.text}, which are not fused here")] if other is not None else []
+
+
 def _other_files(found: Found, place: Place, component: Component, files: Files) -> list[Note]:
     """Files with weights in the folder of a component that no component is made of. Beside a single file there may be anything."""
     if not is_folder(place.match.root):
@@ -89,13 +97,19 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
     paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
+    # Beside an average, other forms are those of the model.
+    average = is_average_name(unnumbered(place.name)[0])
+    unequal = {name: None if average else other_values(paths[name], component.tensors, files) for name in same}
     told = {name: difference_from(paths[name], component.tensors, files) for name in paths if could_be_model(name)}
     copies = [name for name, difference in told.items() if difference is None]
     # The masters of an optimizer are the weights of the training before they were rounded.
     unlike = [name for name in told if name not in copies and format_of(place.match).in_tags]
     rounded = [name for name in unlike if is_rounded_copy(paths[name], component.tensors, files)]
     rivals = {name: difference for name, difference in told.items() if difference is not None and name not in rounded}
+    rivals |= {name: f"with other values of {values[0]} (samples differ)" for name, values in unequal.items() if values}
+    rounded += [name for name, values in unequal.items() if values == []]
     others = [name for name in paths if name not in (*same, *told)]
+    same = [name for name in same if unequal[name] is None]
     notes = []
     if others:
         text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
@@ -117,23 +131,6 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: other weights beside {place.name}, not checked"))
     return notes
-
-
-def _adapters_beneath(place: Place, component: Component) -> list[Note]:
-    """Adapters in a folder of their own, which are not fused into weights that hold none."""
-    if has_adapters(component.tensors):
-        return []
-    held: list[str] = []
-    for root in dict.fromkeys((place.match.root, place.home)):
-        for entry in entries_in(root) if is_folder(root) else ():
-            # No weights are read from there, so that one that cannot be accessed does not matter.
-            with contextlib.suppress(Unreadable):
-                if is_folder(entry) and is_file(entry / ADAPTER_CONFIG):
-                    held.append(entry.name)
-    if not held:
-        return []
-    text = f"LoRA adapters in {few(list(dict.fromkeys(held)))}, beside the weights of {place.name}, are left out"
-    return [Note("warning", "adapters-beside", text)]
 
 
 def _weights_in(folder: Path) -> list[Path]:

@@ -36,6 +36,8 @@ Kind = Literal["model", "average", "adapter", "output", "companion", "copy", "pa
 reference, a backup); ``part``: what one rank keeps; ``apart``: roles, steps and runs, which have rules of their own; ``output``: of ckpt.
 """
 
+ADAPTER_WEIGHTS = re.compile(r"adapter_model\.(safetensors|bin)")
+
 LOGS = re.compile(r"\..*|(eval|logs?|samples?|wandb|tensorboard|runs?|cache)([_-].*)?", re.IGNORECASE)
 COMPANIONS = re.compile(r"vae|.*lora.*|.*adapter.*|.*encoder.*|.*tokenizer.*", re.IGNORECASE)
 COPIES = re.compile(
@@ -77,7 +79,7 @@ def held_below(top: Path, there: Folders) -> list[Held] | None:
                 return None if depth < DEPTH else held
             found = recognise(child, there)
             read = tuple(match for match in found if is_read(match))
-            if found or files_with_weights(child, there):
+            if found or files_with_weights(child, there) or there.is_file(child / ADAPTER_CONFIG):
                 kind = _kind(child, top, there) if depth < DEPTH else "apart"
                 held.append(Held(child, child.relative_to(top).as_posix(), kind, read))
             if not read:
@@ -112,7 +114,7 @@ def _may_be_of_row(name: str) -> bool:
 def _kind(folder: Path, top: Path, there: Folders) -> Kind:
     if there.is_file(folder / MANIFEST):
         return "output"
-    if there.is_file(folder / ADAPTER_CONFIG):
+    if there.is_file(folder / ADAPTER_CONFIG) or there.files(folder, ADAPTER_WEIGHTS.fullmatch):
         return "adapter"
     return next((kind for kind in map(kind_of, folder.relative_to(top).parts) if kind != "model"), "model")
 

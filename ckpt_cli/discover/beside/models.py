@@ -85,6 +85,27 @@ def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> 
     return bool(matches and tensors) and not comparison_with_form(matches[0], tensors, {}, files).differs
 
 
+def other_values(path: Path, tensors: Mapping[str, Tensor], files: Files) -> list[str] | None:
+    """The tensors of a model that have other values in a file, also where it holds them rounded; None where that cannot be compared.
+
+    Other names or shapes are those of another form of the model, and integers and 8-bit codes those of a quantised one.
+    """
+    matches = [match for match in recognise(path) if match.trouble is None]
+    try:
+        return unequal_values(tensors, describe(matches[0], files, ReadOptions()).tensors) if matches else None
+    except CkptError:
+        return None
+
+
+def unequal_values(tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[str] | None:
+    """The tensors of a model that have other values among those that are ``held``, as `other_values`."""
+    mine, others = _under_hub_names(tensors, {}), _under_hub_names(held, {})
+    rounded = all(tensor.dtype.kind != "float" or tensor.dtype.itemsize > 1 for tensor in others.values())
+    if not others or not rounded or any(_differences(mine, others, {})):
+        return None
+    return _unequal(mine, others)
+
+
 def _model_folders(place: Place) -> Iterator[Path]:
     """Folders with a config and weights, which are no steps and not the component's own."""
     own = {place.match.root, place.home, *(path.parent for path in place.match.files)}
@@ -121,14 +142,19 @@ def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tenso
     differing = list(_differences(mine, others, config))
     if differing:
         return Comparison(True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}")
+    unequal = _unequal(mine, others)
+    if unequal:
+        return Comparison(True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), and was not used")
+    return Comparison(False, f"{shown} holds the same weights (samples are equal), and was not used")
+
+
+def _unequal(mine: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+    """The tensors whose sampled values differ, either of which may have been rounded."""
     common = [name for name in mine if name in others]
     # What has one dtype in a model and in its masters was not trained, and is the same in every step.
     common = [name for name in common if mine[name].dtype != others[name].dtype] or common
     sampled = [(name, mine[name], others[name]) for name in common[:: max(1, len(common) // SAMPLED)]]
-    unequal = [name for name, own, other in sampled if not same_sample(own, other) and not same_sample(other, own)]
-    if unequal:
-        return Comparison(True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), and was not used")
-    return Comparison(False, f"{shown} holds the same weights (samples are equal), and was not used")
+    return [name for name, own, other in sampled if not same_sample(own, other) and not same_sample(other, own)]
 
 
 def _differences(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Iterator[str]:

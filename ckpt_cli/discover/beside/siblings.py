@@ -19,6 +19,7 @@ from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import CERTAIN, RUNS, has_form
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.peft_names import ADAPTER_FOLDER, has_adapters
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -72,10 +73,11 @@ def notes_below(
         runs = dict(found for top in dict.fromkeys(tops) for found in _runs_below(top, {root, *taken}, there))
         below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
         held = [entry for entry in below.values() if _counts(entry, root, taken, own) and not any(map(entry.path.is_relative_to, runs))]
+        adapters = _adapters_below(root, tops[1:], taken, runs, tensors, below.values(), there)
         held += _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
     except Unreadable:
         return []  # no weights are read from there
-    notes, others = _told_of_runs(runs, name), []
+    notes, others = [*_told_of_runs(runs, name), *_told_of_adapters(adapters, name)], []
     for entry in (entry for entry in held if entry.kind != "copy"):
         comparison = comparison_with_folder(entry.path, tensors, config, files) if entry.matches else None
         if comparison is None:
@@ -114,6 +116,37 @@ def _runs_below(top: Path, taken: Collection[Path], there: Folders) -> Iterator[
                 else:
                     inner.append(folder)
         level = inner
+
+
+def _adapters_below(
+    root: Path,
+    homes: Sequence[Path],
+    taken: Collection[Path],
+    runs: Collection[Path],
+    tensors: Mapping[str, Tensor],
+    below: Iterable[Held],
+    there: Folders,
+) -> list[str]:
+    """The folders of adapters in that of the weights, or in one of its ``homes``, that nothing else is read of."""
+    inside = held_below(root, there) or ()
+    found: list[str] = []
+    for entry in (*inside, *below):
+        home = next((folder for folder in (root, *homes) if entry.path.is_relative_to(folder)), None)
+        if entry.kind != "adapter" or home is None or any(map(entry.path.is_relative_to, runs)):
+            continue
+        name = entry.path.relative_to(home)
+        # What is read as another component has adapters of its own, and a trainer's folder those that the shards hold too.
+        others = any(folder not in (root, home) and entry.path.is_relative_to(folder) for folder in taken)
+        of_shards = name.parts[-1] == ADAPTER_FOLDER and has_adapters(tensors)
+        if not (others or of_shards or any(kind_of(part) in ("apart", "average") for part in name.parts)):
+            found.append(name.as_posix())
+    return list(dict.fromkeys(found))
+
+
+def _told_of_adapters(folders: Sequence[str], name: str) -> list[Note]:
+    if not folders:
+        return []
+    return [Note("warning", "adapters-beside", f"LoRA adapters in {few(folders)}, beside the weights of {name}, are left out")]
 
 
 def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:

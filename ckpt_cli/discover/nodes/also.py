@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ckpt_cli.hub.assets import CONFIG, Assets, find_assets
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.urls import WEB, address_of
 
 
 def with_also(first: Target, second: Target) -> Target:
@@ -165,3 +167,11 @@ def _added(other: Target, found: Found, names: Collection[str]) -> list[Place] |
 
 def _homes(other: Target) -> set[Path]:
     return {place.home for checkpoint in other.checkpoints for place in checkpoint.places}
+
+
+def fetch_hint(path: str | os.PathLike[str]) -> str:
+    """What to do about files of a save that were not found beside what was passed."""
+    address = address_of(path)
+    if address is not None and address.scheme in WEB:
+        return "put the file beside the others there; of a server that lists no folders, download the whole folder, and pass that"
+    return "get the file from the node that wrote it, or pass that node's folder with --also"

@@ -49,6 +49,9 @@ MODEL = re.compile(r"(.+_)?(model|ema|net|network|module|policy|actor|critic|rew
 
 FLAT = "keys at the top level"
 
+PLACE = re.compile(r"[0-9]{1,6}", re.ASCII)
+"""The place of a state dict in a list."""
+
 Path = tuple[str, ...]
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -210,22 +213,38 @@ def _state_dicts(inside: Mapping[str, CatalogTensor], prefix: Path) -> list[tupl
     """The state dicts below a top-level key.
 
     Names of several parts ("layers.0.weight") tell a state dict from a dict of modules. Several of them are models of their own
-    where all have a name of one; else they are parts of one model.
+    where all have a name of one, or lie in one list of models with the same tensors; else they are parts of one model.
     """
     if not inside:
         return []
     parents = list(dict.fromkeys(tensor.path[:-1] for tensor in inside.values() if "." in tensor.path[-1]))
     outer = [parent for parent in parents if not any(parent != other and parent[: len(other)] == other for other in parents)]
+    copies = len(outer) > 1 and all(PLACE.fullmatch(parent[-1]) for parent in outer) and _are_alike(inside, outer)
     whole = all(any(tensor.path[: len(parent)] == parent for parent in outer) for tensor in inside.values())
-    if not whole or not outer or (len(outer) > 1 and not all(any(map(MODEL.fullmatch, parent[1:])) for parent in outer)):
+    if not whole or not outer or (len(outer) > 1 and not copies and not all(any(map(MODEL.fullmatch, parent[1:])) for parent in outer)):
         return [(_only_state_dict(inside, prefix), dict(inside))]
     return [(parent, {key: tensor for key, tensor in inside.items() if _is_below(tensor, parent)}) for parent in outer]
 
 
+def _are_alike(inside: Mapping[str, CatalogTensor], outer: Sequence[Path]) -> bool:
+    """Whether the state dicts of one list of models have the same names and shapes; those of blocks are parts of one model."""
+    lists = {parent[:-1] for parent in outer}
+    if len(lists) > 1 or not any(MODEL.fullmatch(part.removesuffix("s")) for part in outer[0][:-1]):
+        return False
+    held = [{(t.path[len(parent) :], tuple(t.shape)) for t in inside.values() if _is_below(t, parent)} for parent in outer]
+    return all(each == held[0] for each in held)
+
+
 def _name_of(prefix: Path, *, alone: bool) -> str:
-    """The last key above a state dict that says which model it is."""
-    telling = [part for part in prefix if not CONTAINER.fullmatch(part)]
-    return telling[-1] if telling else "model" if len(prefix) > 1 or alone else prefix[-1]
+    """The last key above a state dict that says which model it is; of a list with the place in it, but for the first.
+
+    >>> _name_of(("emas", "0"), alone=False), _name_of(("app", "emas", "2"), alone=False)
+    ('emas', 'emas_2')
+    """
+    number = int(prefix[-1]) if len(prefix) > 1 and PLACE.fullmatch(prefix[-1]) else 0
+    telling = [part for part in prefix if not CONTAINER.fullmatch(part) and not PLACE.fullmatch(part)]
+    name = telling[-1] if telling else "model" if len(prefix) > 1 or alone else prefix[-1]
+    return f"{name}_{number}" if number else name
 
 
 def _rank(name: str) -> int:

@@ -11,11 +11,11 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
-from ckpt_cli.formats.safetensors.names import EMA, INDEX, INDEX_SUFFIX, OPTIMIZER, SINGLE, SUFFIX, is_whole, safetensors_part
+from ckpt_cli.formats.safetensors.names import EMA, INDEX, INDEX_SUFFIX, OPTIMIZER, SINGLE, SUFFIX, is_whole, next_models, safetensors_part
 from ckpt_cli.formats.safetensors.scan import scan_set
 from ckpt_cli.formats.torch_files.averages import split_average
 from ckpt_cli.formats.torch_files.reader import holds_torch_model
-from ckpt_cli.names import check_name, is_extra_state
+from ckpt_cli.names import check_name, is_extra_state, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -39,6 +39,8 @@ class HubFolder(Format):
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
             return []
         matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if there.is_file(path / EMA) else []
+        more = next_models(path, SUFFIX, there)
+        matches += [Match(FORMAT, numbered("model", number), path, (file,), file.name, number=number) for number, file in more.items()]
         if there.is_file(path / INDEX):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if there.is_file(path / SINGLE):

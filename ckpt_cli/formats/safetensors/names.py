@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.sets.names import PartName, part_name
 
 SUFFIX = ".safetensors"
@@ -13,6 +17,29 @@ EMA = "ema.safetensors"
 
 OPTIMIZER = "optimizer.safetensors"
 """What `extract-state` writes: no model."""
+
+
+OF_ACCELERATE = re.compile(r"random_states_[0-9]+\.pkl", re.ASCII)
+"""What accelerate's ``save_state`` leaves beside the weights of every save."""
+
+NEXT_MODEL = re.compile(r"(model_(?P<safe>[1-9][0-9]{0,8})\.safetensors|pytorch_model_(?P<torch>[1-9][0-9]{0,8})\.bin)", re.ASCII)
+"""How accelerate calls the second and further models of a save (``checkpointing.py``, ``save_accelerator_state``)."""
+
+
+def next_models(folder: Path, suffix: str, there: Folders) -> dict[int, Path]:
+    """The files with this suffix of models that accelerate saved beside the first, by number; empty where it saved nothing."""
+    found = {number: path for path in there.files(folder, lambda name: name.endswith(suffix)) if (number := model_number(path.name))}
+    return dict(sorted(found.items())) if found and there.files(folder, OF_ACCELERATE.fullmatch) else {}
+
+
+def model_number(name: str) -> int:
+    """Which model of a save a file holds, by the names of accelerate: 0 for the first, and for all other names.
+
+    >>> [model_number(name) for name in ("model.safetensors", "model_2.safetensors", "pytorch_model_1.bin")]
+    [0, 2, 1]
+    """
+    fields = NEXT_MODEL.fullmatch(name)
+    return int(fields["safe"] or fields["torch"]) if fields is not None else 0
 
 
 def safetensors_part(name: str) -> PartName | None:

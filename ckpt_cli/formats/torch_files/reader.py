@@ -18,6 +18,7 @@ from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.rank_files.reader import announced_size
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
+from ckpt_cli.formats.safetensors.names import model_number, next_models
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.names import ITEM, PartName, part_name
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
@@ -69,6 +70,7 @@ class TorchFiles(Format):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
         listed = there.files(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
         found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
+        found += next_models(path, ".bin", there).values()
         parts = [] if found else [entry for entry in listed if _part(entry.name)]
         if len(parts) == 1 and (only := _part(parts[0].name)) is not None and only.parts == 1:
             found, parts = parts, []
@@ -159,7 +161,7 @@ def _component(path: Path) -> str:
 def _number(path: Path) -> int:
     """Which of several models that were saved together a file is, by its name."""
     fields = KNOWN.fullmatch(path.name)
-    return int(fields["number"] or 0) if fields is not None else 0
+    return int(fields["number"] or 0) if fields is not None else model_number(path.name)
 
 
 def _opened(path: Path, files: Files) -> TorchFile:

@@ -22,7 +22,7 @@ from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
 from ckpt_cli.discover.open import bare_notes, listed_component, newer_infos, step_info
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import newest_notes
-from ckpt_cli.errors import CkptError, Inconsistent, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
+from ckpt_cli.errors import CkptError, Inconsistent, NotFetched, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.ages import unversioned_notes
@@ -180,7 +180,7 @@ def choose(
         return found, component_names(found, type)
 
     def may_pass(_: Found, error: CkptError) -> bool:
-        return not isinstance(error, (Unreadable, LfsPointer))
+        return not isinstance(error, (Unreadable, NotFetched))
 
     for _, (found, names) in newest_first(reversed(target.checkpoints), named, passed, may_pass):
         if len(names) > 1:
@@ -188,7 +188,7 @@ def choose(
         place = found.known_place(names[0])
         trouble = place.match.trouble
         if trouble is not None and (
-            isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place) or contradicts(found, trouble)
+            isinstance(trouble, (Unreadable, NotFetched, Unsupported)) or not is_chosen(place) or contradicts(found, trouble)
         ):
             raise trouble
         check_more(found, place)
@@ -233,7 +233,7 @@ def _notes_of_twins(taken: Found, target: Target) -> list[Note]:
         if age(other) != age(taken) or other.path == taken.path:
             continue
         problem = step_info(other).problem
-        unknown = any(isinstance(place.match.trouble, (Unreadable, LfsPointer, Unsupported)) for place in other.places)
+        unknown = any(isinstance(place.match.trouble, (Unreadable, NotFetched, Unsupported)) for place in other.places)
         if problem is None or unknown:
             rivals = sorted((taken, other), key=lambda one: one.path.name)
             raise ambiguous(target, taken.step, rivals)

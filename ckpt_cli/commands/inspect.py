@@ -15,7 +15,7 @@ from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
 from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
-from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
+from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, NotFetched, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_share, path_of, path_text, paths_of, progress_of, text_of
@@ -52,7 +52,7 @@ def detect(
         with Files(progress=progress, values=False) as files:
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             checkpoint = describe_checkpoint(opened, [*_partial_notes(opened), *_other_step_notes(opened)])
-    except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
+    except (IncompleteError, CorruptFile, NotFetched, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         with Files(progress=progress, values=False) as files:
             found = expanded(target.checkpoints[-1], files)

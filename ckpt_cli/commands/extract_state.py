@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +35,7 @@ from ckpt_cli.output.publish import Order, OutputFolder, SideFiles, publish
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target, refuse_planned
 from ckpt_cli.output.writer import Written
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo, StepInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
@@ -88,7 +88,7 @@ def extract_state(
                 hint=_hint(found, place, files, chosen),
                 details=[note.text for note in (*notes, *state.notes)],
             )
-        target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
+        target = Path(absolute(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
         read = [*state.sources, *state.copies.values()]
@@ -267,7 +267,7 @@ def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
 def _manifest(
     found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
 ) -> bytes:
-    facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), **numbered(found.path, found.step), "component": place.name}
-    facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
+    facts: dict[str, Any] = {"checkpoint": absolute(found.path), **numbered(found.path, found.step), "component": place.name}
+    facts["read"] = sorted(absolute(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
     return manifest.build("extract-state", whole, written, options=settings, side_files=list(side), facts=facts)

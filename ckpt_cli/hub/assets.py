@@ -40,6 +40,7 @@ from ckpt_cli.hub.custom_code import custom_code, missing_code
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
 from ckpt_cli.names import few, printable
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
@@ -216,7 +217,7 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    return os.path.abspath(one) == os.path.abspath(other)
+    return absolute(one) == absolute(other)
 
 
 def _folders_beside(assets: Assets) -> list[Path]:

@@ -23,6 +23,7 @@ from ckpt_cli.files.leftovers.downloads import refuse_unfinished
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
 from ckpt_cli.files.remote.web import Answers, listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
+from ckpt_cli.paths import absolute
 from ckpt_cli.urls import WEB, Address, address_of
 
 FIRST = 256 << 10
@@ -260,7 +261,7 @@ def remote_status(path: str | os.PathLike[str]) -> os.stat_result | None:
     found = tree.status(key)
     if found is None:
         return None
-    inode = number_of(os.path.abspath(path))
+    inode = number_of(absolute(path))
     if not isinstance(found, Entry):
         return os.stat_result((stat.S_IFDIR | 0o555, inode, STORE, 1, 0, 0, 0, 0, 0, 0))
     seconds = found.modified_ns // 10**9

@@ -141,6 +141,7 @@ def report(
     # Starting is to stay fast where no steps are reported.
     from ckpt_cli.reporting.drift import run_map
     from ckpt_cli.reporting.page import run_page
+    from ckpt_cli.reporting.sizes import disk_size
     from ckpt_cli.reporting.steps import newest_of, reported, rows_of
     from ckpt_cli.verifying.drift.single_file import check_page, publish_file
 
@@ -171,6 +172,7 @@ def report(
         path=str(target.run or target.path),
         framework=target.checkpoints[-1].trainer(target.run) if target.checkpoints else "unknown",
         steps=reported(rows, moved),
+        size=disk_size(row.sizes for row in rows),
         newest=None if newest is None else str(newest.path),
         drift=run_map(steps),
         sample=None if sample is None else parse_share(str(sample)),

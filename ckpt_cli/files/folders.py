@@ -24,12 +24,17 @@ DEEP = 6
 
 
 class FileState(NamedTuple):
-    """A file as it is now: its size in bytes, its mtime and ctime in ns. ctime notices what keeps the mtime; None: not known."""
+    """A file as it is now: its size in bytes, its mtime and ctime in ns. ctime notices what keeps the mtime; None: not known.
+
+    ``place`` is what all names of it share, links included (see `place_of`); ``links`` counts those that are no symbolic links.
+    """
 
     path: Path
     size: int
     changed: int
     ctime: int | None = None
+    place: tuple[int, int] | None = None
+    links: int = 1
 
 
 class Entry(Protocol):
@@ -242,7 +247,8 @@ def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:
     if status is None:
         return
     if not stat.S_ISDIR(status.st_mode):
-        yield FileState(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        place = (status.st_dev, status.st_ino)
+        yield FileState(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, place, status.st_nlink)
     elif depth:
         for entry in entries_in(path):
             yield from files_below(entry, depth - 1)

@@ -589,6 +589,15 @@ class TestUnfinishedDownloads:
         with pytest.raises(UnfinishedDownload):
             ckpt_cli.merge(run, tmp_path / "out", base=base)
 
+    def test_are_waited_for_by_a_watch(self, run: Path, tmp_path: Path) -> None:
+        control = Path(f"{shard(run, 1)}.aria2")
+        control.write_bytes(b"\0\1")
+        watched = ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0)
+        assert {step: ".aria2" in why for waiting in watched.waiting.values() for step, why in waiting.items()} == {200: True}
+        control.unlink()
+        assert not ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0).waiting
+        assert (tmp_path / "out" / "step-200").is_dir()
+
     def test_are_no_doubt_where_a_tool_names_files_when_they_are_whole(self, tmp_path: Path) -> None:
         folder = model(tmp_path / "model")
         for suffix in (".part", ".crdownload", ".incomplete", ".partial", ".download", ".opdownload"):

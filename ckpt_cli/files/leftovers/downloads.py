@@ -27,7 +27,7 @@ def refuse_unfinished(name: str, is_control: Callable[[str], bool] | None = None
     for control, command in _candidates(name, linked=is_control is None):
         if (is_control or _is_control)(control):
             raise UnfinishedDownload(
-                f"its download did not finish, says {os.path.basename(control)} beside it: parts of it may be missing",
+                f"the download of {os.path.basename(name)} did not finish, says {os.path.basename(control)}: parts of it may be missing",
                 path=name,
                 hint=f"finish it ({command}, with the same address), or if the file is known to be whole, delete {control}",
             )

@@ -8,6 +8,7 @@
     │   ├── Unreadable           unreadable           permissions, I/O errors, not a regular file
     │   ├── CorruptFile          corrupt-file         truncated, damaged or inconsistent bytes
     │   ├── LfsPointer           lfs-pointer          a Git LFS pointer, not the file itself
+    │   ├── UnfinishedDownload   unfinished-download  a file that a download has not filled yet
     │   ├── Unsupported          unsupported          understood, but deliberately not read
     │   ├── NoMemory             no-memory            the process may not use as much memory as it needs
     │   └── SourceChanged        source-changed       a source file changed while it was being read
@@ -166,11 +167,21 @@ class CorruptFile(InputError):
     code = "corrupt-file"
 
 
-class LfsPointer(InputError):
+class NotFetched(InputError):
+    """A file has its name, but not its content, which something should still fetch."""
+
+
+class LfsPointer(NotFetched):
     """A three-line pointer file in place of the content that Git LFS should have fetched."""
 
     code = "lfs-pointer"
     usual_hint = "run `git lfs pull` in its repository"
+
+
+class UnfinishedDownload(NotFetched):
+    """A file beside which a download tool keeps account of the parts that are there: it may have its full size, with holes."""
+
+    code = "unfinished-download"
 
 
 class Unsupported(InputError):

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
 from ckpt_cli.meant import size_meant, steps_meant, weights_meant
+from ckpt_cli.paths import without_above
 from ckpt_cli.progress import Progress
 from ckpt_cli.urls import BUCKETS, WEB, Address, parsed
 
@@ -102,7 +103,7 @@ def path_of(value: object, option: str = "PATH", *, use: Use = "read") -> Path:
 
 
 def path_text(value: object, option: str = "PATH", *, use: Use = "read") -> str:
-    """The same as text, as it was given: a trailing slash or "./" stays."""
+    """The same as text, as it was given: a trailing slash or "./" stays, ``..`` is followed as the system does."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise _wrong(value, option, "a path")
@@ -122,7 +123,7 @@ def path_text(value: object, option: str = "PATH", *, use: Use = "read") -> str:
     if address is not None:
         return str(address.path)
     _refuse_address(text, option, use)
-    return _expanded(text, option)
+    return without_above(_expanded(text, option))
 
 
 def optional_path(value: object, option: str, *, use: Use = "read") -> Path | None:

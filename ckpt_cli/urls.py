@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from ckpt_cli.paths import absolute
+
 ABOVE = f"{os.devnull}/"
 URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<root>[^/?#]*)(?P<key>[^?#]*)(?:\?(?P<query>[^#]*))?(?:#.*)?", re.DOTALL)
 VIRTUAL = re.compile(rf"{re.escape(ABOVE)}(?P<scheme>[a-z][a-z0-9+.-]+):/")
@@ -127,7 +129,7 @@ def shown(text: str) -> str:
 
 def full_name(path: str | os.PathLike[str]) -> str:
     """What is recorded of a path: its address, or the whole path on this machine."""
-    return shown(os.path.abspath(path))
+    return shown(absolute(path))
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:

@@ -77,6 +77,19 @@ def test_links_are_followed_by_realpath() -> None:
     assert not calls
 
 
+def test_paths_are_made_whole_in_one_place() -> None:
+    """`os.path.abspath` and the like read ``link/..`` by letters, where the system follows the link."""
+    lexical = {"abspath", "normpath", "absolute", "cwd", "getcwd"}
+    elsewhere = [
+        (path.relative_to(ROOT).as_posix(), node.lineno)
+        for path in MODULES
+        if path != ROOT / "paths.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in lexical
+    ]
+    assert not elsewhere
+
+
 def test_formats_are_named_in_their_own_package_only() -> None:
     """Elsewhere it is asked what a format can do (`ckpt_cli.formats.base.Format`)."""
     names = {known.name for known in FORMATS} - {"safetensors"}

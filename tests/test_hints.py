@@ -123,6 +123,12 @@ def _parts_without_index(place: Place, suffix: str) -> Path:
     return folder
 
 
+def _unfinished_download(place: Place) -> Path:
+    folder = place.hub("loaded")
+    place.raw("loaded/model.safetensors.aria2", b"\0\1")
+    return folder
+
+
 def _with_missing_part(place: Place) -> Path:
     folder = _parts_without_index(place, "safetensors")
     mapping = {f"w{i}": f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
@@ -315,6 +321,12 @@ CASES = (
         "a cut file",
         lambda p: merge(_cut(p), p),
         r"the save or the copy may have been interrupted: get the file again from where it was written",
+    ),
+    Case(
+        "a download that did not finish",
+        lambda p: merge(_unfinished_download(p), p),
+        r"finish it \(aria2c -c, with the same address\), or if the file is known to be whole, delete .*/model\.safetensors\.aria2",
+        lambda p: (p.raw("loaded/model.safetensors.aria2", b"").unlink(), merge(p.hub("loaded"), p)),
     ),
     Case("a page", lambda p: merge(p.raw("h/model.pt", b"<html></html>" * 10), p), r"if it was downloaded, .*"),
     Case("a gzip file", lambda p: merge(p.raw("g/model.pt", b"\x1f\x8b" + bytes(100)), p), r"unpack it first"),

@@ -19,7 +19,17 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.cli import _run
-from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, LfsPointer, NotFound, SourceChanged, Unreadable, Warned
+from ckpt_cli.errors import (
+    CastOverflow,
+    CkptError,
+    CorruptFile,
+    LfsPointer,
+    NotFound,
+    SourceChanged,
+    UnfinishedDownload,
+    Unreadable,
+    Warned,
+)
 from ckpt_cli.files.folders import entries_in, files_in, is_file
 from ckpt_cli.files.source import Files, read_small
 from tests.cli import ROOT, Outcome
@@ -518,6 +528,116 @@ LFS = (
     "index.json",
     "a part",
 )
+
+
+def unfinished(path: Path, suffix: str = ".aria2") -> Path:
+    """A file of full size with a hole, as a download that was interrupted leaves it, with what the tool keeps beside it."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size * 3 // 4)
+        file.write(bytes(size // 8))
+    control = Path(f"{path}{suffix}")
+    control.write_bytes(b"\0\1\0\0\0\0\0\x14" + b"\7" * 60)
+    return control
+
+
+class TestUnfinishedDownloads:
+    @pytest.mark.parametrize("what", LFS)
+    def test_have_an_error_of_their_own_in_every_command(self, data: Path, tmp_path: Path, call: Callable[..., Outcome], what: str) -> None:
+        (given, path) = next((given, path) for name, given, path in lfs_places(data, tmp_path) if name == what)
+        # What is not damaged is refused too: nothing but the control file tells.
+        path.touch()
+        control = Path(f"{path}.aria2")
+        control.write_bytes(b"\0\1" + b"\7" * 60)
+        for command in ("detect", "inspect", "merge", "verify"):
+            outcome = call(*commands(given, tmp_path / "out")[command], "--json")
+            document = json.loads(outcome.out)
+            found = [*document["errors"], *((document["data"] or {}).get("findings") or ())]
+            assert "unfinished-download" in [item["code"] for item in found], (command, document)
+            assert outcome.code == (1 if not document["errors"] else 3)
+            for error in document["errors"]:
+                assert (error["path"], f"delete {control}" in error["hint"]) == (str(path), True)
+        assert not (tmp_path / "out").exists()
+        control.unlink()
+        assert call(*commands(given, tmp_path / "out")["merge"]).code == 0
+
+    @pytest.mark.parametrize("suffix", [".aria2", ".st", ".lftp-pget-status"])
+    def test_of_every_tool_that_fills_a_file_in_several_places(self, tmp_path: Path, suffix: str) -> None:
+        folder = model(tmp_path / "model")
+        control = unfinished(folder / "model.safetensors", suffix)
+        with pytest.raises(UnfinishedDownload) as caught:
+            ckpt_cli.merge(folder, tmp_path / "out")
+        assert str(control) in str(caught.value.hint)
+        with pytest.raises(UnfinishedDownload):
+            ckpt_cli.average([folder, folder], tmp_path / "out", weights=[1, 1])
+
+    def test_behind_a_link_and_of_a_whole_folder(self, tmp_path: Path) -> None:
+        store, folder = model(tmp_path / "store"), tmp_path / "model"
+        unfinished(store / "model.safetensors")
+        folder.mkdir()
+        (folder / "model.safetensors").symlink_to("../store/model.safetensors")
+        with pytest.raises(UnfinishedDownload):
+            ckpt_cli.merge(folder, tmp_path / "out")
+        torrent = model(tmp_path / "torrent")
+        (tmp_path / "torrent.aria2").write_bytes(b"\0\1")
+        with pytest.raises(UnfinishedDownload):
+            ckpt_cli.merge(torrent, tmp_path / "out")
+
+    def test_of_a_base(self, run: Path, tmp_path: Path) -> None:
+        base = ckpt_cli.merge(run, tmp_path / "base").outputs[0].output
+        unfinished(Path(base) / "model.safetensors")
+        with pytest.raises(UnfinishedDownload):
+            ckpt_cli.merge(run, tmp_path / "out", base=base)
+
+    def test_are_waited_for_by_a_watch(self, run: Path, tmp_path: Path) -> None:
+        control = Path(f"{shard(run, 1)}.aria2")
+        control.write_bytes(b"\0\1")
+        watched = ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0)
+        assert {step: ".aria2" in why for waiting in watched.waiting.values() for step, why in waiting.items()} == {200: True}
+        control.unlink()
+        assert not ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0).waiting
+        assert (tmp_path / "out" / "step-200").is_dir()
+
+    def test_are_no_doubt_where_a_tool_names_files_when_they_are_whole(self, tmp_path: Path) -> None:
+        folder = model(tmp_path / "model")
+        for suffix in (".part", ".crdownload", ".incomplete", ".partial", ".download", ".opdownload"):
+            (folder / f"model.safetensors{suffix}").write_bytes(b"1")
+        (folder / "model.safetensors.st").mkdir()
+        made = ckpt_cli.merge(folder, tmp_path / "out").outputs[0]
+        assert "model.safetensors.part" not in str(made.notes)
+        assert not list((tmp_path / "out").glob("*.part"))
+
+
+APPLE_DOUBLE = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(4000)
+
+
+class TestAppleDouble:
+    """Attributes that macOS keeps beside files, on disks and in archives that have no room for them."""
+
+    def beside_all(self, folder: Path, content: bytes = APPLE_DOUBLE) -> None:
+        for path in [path for path in folder.rglob("*") if path.is_file()]:
+            path.with_name(f"._{path.name}").write_bytes(content)
+
+    def test_is_passed_over(self, run: Path, tmp_path: Path, call: Callable[..., Outcome]) -> None:
+        plain = ckpt_cli.merge(run, tmp_path / "plain").outputs[0]
+        self.beside_all(run)
+        made = ckpt_cli.merge(run, tmp_path / "out").outputs[0]
+        assert (made.notes, made.assets) == (plain.notes, plain.assets)
+        self.beside_all(tmp_path / "out")
+        verified = call("verify", tmp_path / "out", "--json")
+        assert (verified.code, {item["severity"] for item in json.loads(verified.out)["data"]["findings"]} <= {"info"}) == (0, True)
+
+    def test_is_known_by_its_content(self, tmp_path: Path) -> None:
+        folder = model(tmp_path / "model")
+        self.beside_all(folder, b"not what macOS writes")
+        assert "damaged-file" in [item.code for item in ckpt_cli.verify(folder).findings]
+
+    def test_is_scanned_all_the_same(self, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        torch.save({"w": torch.ones(2)}, folder / "w.pt")
+        (folder / "._w.pt").write_bytes(APPLE_DOUBLE + (folder / "w.pt").read_bytes())
+        assert ckpt_cli.scan(folder).files == 2
 
 
 class TestGitLfs:

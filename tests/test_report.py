@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -146,6 +147,79 @@ class TestWhatIsNeededStill:
         for path in (run / "global_step_5").rglob("*_world_size_1_*"):
             path.rename(path.with_name(path.name.replace("size_1", "size_2")))
         assert freed(run) == {5: 0, 10: 0}
+
+
+def symbolic(path: Path, other: Path) -> None:
+    path.unlink()
+    path.symlink_to(os.path.relpath(other, path.parent))
+
+
+def hard(path: Path, other: Path) -> None:
+    path.unlink()
+    os.link(other, path)
+
+
+class TestLinks:
+    """A file under several names is one file: it replaces nothing, counts once, and is needed wherever a step has it."""
+
+    @pytest.mark.parametrize("link", [symbolic, hard])
+    def test_an_optimizer_that_the_newest_step_has_by_a_link_is_kept(self, link: Callable[[Path, Path], None], tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        for path, other in zip(optimizers(run, 10), optimizers(run, 5), strict=True):
+            link(path, other)
+        result = ckpt_cli.report(run)
+        assert result.freeable == 0
+        once = sum(path.stat().st_size for path in optimizers(run, 5))
+        assert result.size == sum(row.weights + row.optimizer + row.other for row in result.steps) - once
+        assert [row.optimizer for row in result.steps] == [once, once]
+
+    def test_that_of_a_folder_is_one_too(self, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        shutil.copytree(ROOT / "examples" / "tiny-run", run)
+        newer, older = (run / f"checkpoint-{step}" / "optimizer" for step in (200, 100))
+        shutil.copytree(newer, older)
+        assert freed(run)[100] == size(older)
+        shutil.rmtree(newer)
+        newer.symlink_to("../checkpoint-100/optimizer")
+        assert freed(run) == {100: 0, 200: 0}
+
+    @pytest.mark.parametrize("link", [symbolic, hard])
+    def test_an_optimizer_of_a_step_before_replaces_none(self, link: Callable[[Path, Path], None], tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        shutil.copytree(run / "global_step_10", run / "global_step_20")
+        for path, other in zip(optimizers(run, 20), optimizers(run, 5), strict=True):
+            link(path, other)
+        # Step 5 is replaced by step 10, but its files are those of step 20; step 10 has the newest optimizer.
+        assert freed(run) == {5: 0, 10: 0, 20: 0}
+
+    @pytest.mark.parametrize("link", [symbolic, hard])
+    def test_damaged_files_that_another_step_has_are_not_freed(self, link: Callable[[Path, Path], None], tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        for path in (run / "global_step_5").rglob("model_*.pt"):
+            cut(path)
+        assert freed(run)[5] == size(run / "global_step_5")
+        critic = run / "global_step_5" / "critic" / "model_world_size_1_rank_0.pt"
+        link(run / "global_step_10" / "critic" / critic.name, critic)
+        assert freed(run)[5] == size(run / "global_step_5") - critic.stat().st_size
+
+    def test_what_lies_elsewhere_is_not_freed(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        (tmp_path / "blobs").mkdir()
+        for path in optimizers(run, 5):
+            blob = path.rename(tmp_path / "blobs" / path.parent.name)
+            path.symlink_to(blob)
+        assert freed(run) == {5: 0, 10: 0}
+        for path in optimizers(run, 5):
+            hard(path, path.resolve())
+        assert freed(run) == {5: 0, 10: 0}
+        shutil.rmtree(tmp_path / "blobs")
+        assert freed(run)[5] == sum(path.stat().st_size for path in optimizers(run, 5))
+
+    def test_a_step_that_is_a_link_itself_is_freed_where_it_lies(self, tmp_path: Path) -> None:
+        run = verl_run(tmp_path / "run")
+        step = (run / "global_step_5").rename(tmp_path / "global_step_5")
+        (run / "global_step_5").symlink_to(step)
+        assert freed(run)[5] == sum(path.stat().st_size for path in optimizers(run, 5))
 
 
 def test_files_with_weights_and_optimizer_are_told_apart_by_headers(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.select import Selection, select_tensors
 from ckpt_cli.output.writer import Written
+from ckpt_cli.paths import absolute
 from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
@@ -209,13 +210,13 @@ def _job(
             {
                 **numbered(Path(source.path), source.step),
                 **source.model_dump(include={"component", "weight", "coefficient"}),
-                "path": os.path.abspath(source.path),
+                "path": absolute(source.path),
             }
             for source in told
         ],
         "component": name,
         "trainer": snapshots.opened[-1].found.trainer(snapshots.opened[-1].target.run),
-        "base": None if setting.base is None else os.path.abspath(setting.base.folder),
+        "base": None if setting.base is None else absolute(setting.base.folder),
     }
     labels = [source.label for source in used]
     return AverageJob.of(

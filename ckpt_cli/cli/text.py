@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpt_cli.names import plural as plural
 from ckpt_cli.names import printable, size_text
+from ckpt_cli.paths import from_here
 from ckpt_cli.urls import shown
 
 size = size_text
@@ -61,10 +62,7 @@ def shape(dimensions: Iterable[int]) -> str:
 def path(name: str | Path) -> str:
     """A path as short as it can be: relative to the current folder where it lies inside of it. Safe for a terminal."""
     text = shown(os.fspath(name))
-    if os.path.isabs(text):
-        relative = os.path.relpath(text)
-        text = relative if not relative.startswith("..") else text
-    return printable(text)
+    return printable(from_here(text) if os.path.isabs(text) else text)
 
 
 def argument(name: str | Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import refuse_planned
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.upload import delivered, planned
@@ -77,7 +77,7 @@ def average(
         method = chosen.implied_method
         mixed = formula_of(snapshots, method, chosen)
         reference = open_base(folder, files, needed=chosen.takes_from_base) if folder is not None else None
-        jobs = planned_jobs(snapshots, mixed, method, Path(os.path.abspath(target)), reference, rules, chosen)
+        jobs = planned_jobs(snapshots, mixed, method, Path(absolute(target)), reference, rules, chosen)
         refuse_several(to, [job.output for job in jobs])
         newest = describe_checkpoint(snapshots.opened[-1])
         if chosen.strict:

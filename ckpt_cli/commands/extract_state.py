@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
 from ckpt_cli.discover.open import bare_notes, listed_component, newer_infos, step_info
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import newest_notes
-from ckpt_cli.errors import CkptError, Inconsistent, LfsPointer, NotFound, Unreadable, Unsupported, UsageError, within_memory
+from ckpt_cli.errors import CkptError, Inconsistent, NotFetched, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
 from ckpt_cli.formats.ages import unversioned_notes
@@ -36,6 +35,7 @@ from ckpt_cli.output.publish import Order, OutputFolder, SideFiles, publish
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target, refuse_planned
 from ckpt_cli.output.writer import Written
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo, StepInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
@@ -88,7 +88,7 @@ def extract_state(
                 hint=_hint(found, place, files, chosen),
                 details=[note.text for note in (*notes, *state.notes)],
             )
-        target = Path(os.path.abspath(given)) if given is not None else default_output(found, place.name, "state")
+        target = Path(absolute(given)) if given is not None else default_output(found, place.name, "state")
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
         read = [*state.sources, *state.copies.values()]
@@ -180,7 +180,7 @@ def choose(
         return found, component_names(found, type)
 
     def may_pass(_: Found, error: CkptError) -> bool:
-        return not isinstance(error, (Unreadable, LfsPointer))
+        return not isinstance(error, (Unreadable, NotFetched))
 
     for _, (found, names) in newest_first(reversed(target.checkpoints), named, passed, may_pass):
         if len(names) > 1:
@@ -188,7 +188,7 @@ def choose(
         place = found.known_place(names[0])
         trouble = place.match.trouble
         if trouble is not None and (
-            isinstance(trouble, (Unreadable, LfsPointer, Unsupported)) or not is_chosen(place) or contradicts(found, trouble)
+            isinstance(trouble, (Unreadable, NotFetched, Unsupported)) or not is_chosen(place) or contradicts(found, trouble)
         ):
             raise trouble
         check_more(found, place)
@@ -233,7 +233,7 @@ def _notes_of_twins(taken: Found, target: Target) -> list[Note]:
         if age(other) != age(taken) or other.path == taken.path:
             continue
         problem = step_info(other).problem
-        unknown = any(isinstance(place.match.trouble, (Unreadable, LfsPointer, Unsupported)) for place in other.places)
+        unknown = any(isinstance(place.match.trouble, (Unreadable, NotFetched, Unsupported)) for place in other.places)
         if problem is None or unknown:
             rivals = sorted((taken, other), key=lambda one: one.path.name)
             raise ambiguous(target, taken.step, rivals)
@@ -267,7 +267,7 @@ def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
 def _manifest(
     found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
 ) -> bytes:
-    facts: dict[str, Any] = {"checkpoint": os.path.abspath(found.path), **numbered(found.path, found.step), "component": place.name}
-    facts["read"] = sorted(os.path.abspath(source) for source in (*state.sources, *state.copies.values()))
+    facts: dict[str, Any] = {"checkpoint": absolute(found.path), **numbered(found.path, found.step), "component": place.name}
+    facts["read"] = sorted(absolute(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
     return manifest.build("extract-state", whole, written, options=settings, side_files=list(side), facts=facts)

@@ -15,7 +15,7 @@ from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
 from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
-from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, LfsPointer, Unsupported, UsageError, within_memory
+from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, NotFetched, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_share, path_of, path_text, paths_of, progress_of, text_of
@@ -54,7 +54,7 @@ def detect(
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             lost = lost_notes(opened.components[0].assets)
             checkpoint = describe_checkpoint(opened, [*_partial_notes(opened), *_other_step_notes(opened), *lost])
-    except (IncompleteError, CorruptFile, LfsPointer, Unsupported, AmbiguousStep) as error:
+    except (IncompleteError, CorruptFile, NotFetched, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         with Files(progress=progress, values=False) as files:
             found = expanded(target.checkpoints[-1], files)
@@ -143,6 +143,7 @@ def report(
     # Starting is to stay fast where no steps are reported.
     from ckpt_cli.reporting.drift import run_map
     from ckpt_cli.reporting.page import run_page
+    from ckpt_cli.reporting.sizes import disk_size
     from ckpt_cli.reporting.steps import newest_of, reported, rows_of
     from ckpt_cli.verifying.drift.single_file import check_page, publish_file
 
@@ -173,6 +174,7 @@ def report(
         path=str(target.run or target.path),
         framework=target.checkpoints[-1].trainer(target.run) if target.checkpoints else "unknown",
         steps=reported(rows, moved),
+        size=disk_size(row.sizes for row in rows),
         newest=None if newest is None else str(newest.path),
         drift=run_map(steps),
         sample=None if sample is None else parse_share(str(sample)),

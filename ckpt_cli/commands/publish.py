@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ckpt_cli.output.options import PublishKeywords, PublishOptions
 from ckpt_cli.output.parts import Published, publish_parts
 from ckpt_cli.output.publish import overflow_notes
 from ckpt_cli.output.writer import Written
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.card import run_of, steps_of
 from ckpt_cli.pushing.destination import Destination, refuse_several
@@ -38,7 +38,7 @@ def publish(
     CorruptFile, OutputError.
     """
     chosen, progress = options_of(PublishOptions, options), progress_of(progress)
-    folders = [Path(os.path.abspath(path)) for path in paths_of(outputs, "OUTPUT")]
+    folders = [Path(absolute(path)) for path in paths_of(outputs, "OUTPUT")]
     if not folders:
         raise UsageError("there is no output to publish", expected="the folders that the parts were given with -o")
     to = Destination.of(chosen)

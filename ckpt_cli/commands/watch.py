@@ -20,6 +20,7 @@ from ckpt_cli.errors import CkptError, InputError, NotFound, OutputInsideSource,
 from ckpt_cli.given import PathLike, boundary, optional_path, options_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.output.target import make_parents
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.folder import add_card, manifest_of
@@ -55,7 +56,7 @@ def watch(
     cannot be written is reported as an event. Raises UsageError, NotFound for a run that is not there, Watched, NotWritable.
     """
     chosen, told = options_of(WatchOptions, options), listener or Listener()
-    given, target = [Path(os.path.abspath(path)) for path in paths_of(runs, "RUN")], optional_path(output, "--output", use="local")
+    given, target = [Path(absolute(path)) for path in paths_of(runs, "RUN")], optional_path(output, "--output", use="local")
     component, home = text_of(type, "--type"), path_text(base, "--base") if base is not None else None
     chosen.check(home)
     if chosen.execute is not None:
@@ -140,7 +141,7 @@ def _homes(runs: Sequence[Path], output: Path | None) -> dict[Path, Path]:
     for run in runs:
         if not run.is_dir():
             raise NotFound("there is no such run", path=run, expected="the folder into which training saves its steps")
-        home = run.with_name(f"{run.name}_merged") if output is None else Path(os.path.abspath(output))
+        home = run.with_name(f"{run.name}_merged") if output is None else Path(absolute(output))
         homes[run] = home / run.name if output is not None and len(runs) > 1 else home
     for home in homes.values():
         for run in runs:

@@ -42,6 +42,7 @@ from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few, printable
+from ckpt_cli.paths import absolute
 from ckpt_cli.urls import is_remote
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -93,7 +94,7 @@ def _locate_other(path: Path, step: int | None, steps: bool, there: Folders) -> 
 
 def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) -> Target:
     _check_exists(given)
-    if given.name == "" or ".." in given.parts or (len(given.parts) == 1 and step_of(Path.cwd()) is not None):
+    if given.name == "" or ".." in given.parts or (len(given.parts) == 1 and step_of(Path(absolute("."))) is not None):
         # "link/.." is not the folder that the link lies in, and a tag in the current folder does not show whose it is.
         given = Path(os.path.realpath(given))
     snapshot = snapshot_of(given, there)
@@ -187,7 +188,7 @@ def _check_exists(path: Path) -> None:
         if lost and HUB_ID.fullmatch(str(path)):
             hint = hint or f"{parent} does not exist either"
             hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
-        nothing = f"nothing in {os.path.abspath(parent)} has a similar name"
+        nothing = f"nothing in {absolute(parent)} has a similar name"
         if not lost and is_remote(parent) and not _is_listed(parent):
             nothing = (
                 f"what lies in {parent} is not known: pass the address of a file, of a folder that can be listed, or of a model folder"
@@ -247,7 +248,7 @@ def _suggestion(path: Path, near: Sequence[Path], more: bool, there: Folders) ->
     """What is near, or what was given."""
     if len(near) == 1:
         # "." says nothing to somebody who just typed a path in it.
-        return f"did you mean {near[0] if near[0].name else os.path.abspath(near[0])}?"
+        return f"did you mean {near[0] if near[0].name else absolute(near[0])}?"
     is_file = not there.is_folder(path)
     if near:
         folder = path.parent if is_file else path

@@ -10,6 +10,7 @@ from typing import Any
 from ckpt_cli.given import URL
 from ckpt_cli.output.key_map import lasting_key_map
 from ckpt_cli.output.options import PUSHING
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 
 AT_HOME = PUSHING | {"engine", "ray_address", "ray_parts", "part", "dry_run", "checksum", "verify", "compare"}
@@ -40,4 +41,4 @@ def part_call(function: Callable[..., Any], arguments: Sequence[Any], options: A
 def lasting(path: object) -> str:
     """A path that means the same in another folder; addresses stay as they are."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else str(path)
-    return text if URL.fullmatch(text) else os.path.abspath(text)
+    return text if URL.fullmatch(text) else absolute(text)

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ckpt_cli.errors import LfsPointer, NotFound, Unreadable
+from ckpt_cli.errors import LfsPointer, NotFetched, NotFound, Unreadable
+from ckpt_cli.files.leftovers.downloads import refuse_unfinished
 from ckpt_cli.urls import full_name
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -151,7 +152,7 @@ def descriptor_budget() -> int:
 
 
 def opened(name: str) -> tuple[int, Identity]:
-    """A descriptor of a regular file, and what it is. Raises NotFound, Unreadable, LfsPointer."""
+    """A descriptor of a regular file, and what it is. Raises NotFound, Unreadable, NotFetched."""
     try:
         fd = os.open(name, OPEN_FLAGS)
     except ABSENT as error:
@@ -166,10 +167,11 @@ def opened(name: str) -> tuple[int, Identity]:
             raise Unreadable("not a regular file", path=name)
         if len(LFS_START) < status.st_size < LFS_SIZE:
             refuse_pointer(beginning(fd, len(LFS_START)), name)
+        refuse_unfinished(name)
     except OSError as error:
         os.close(fd)
         raise unreadable(error, name, "reading failed") from error
-    except (Unreadable, LfsPointer):
+    except (Unreadable, NotFetched):
         os.close(fd)
         raise
     return fd, Identity.of(name, status)

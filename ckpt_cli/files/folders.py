@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.descriptors import ABSENT, unreadable
+from ckpt_cli.files.leftovers.apple_double import is_apple_double
 from ckpt_cli.urls import is_remote
 
 DEEP = 6
@@ -23,12 +24,17 @@ DEEP = 6
 
 
 class FileState(NamedTuple):
-    """A file as it is now: its size in bytes, its mtime and ctime in ns. ctime notices what keeps the mtime; None: not known."""
+    """A file as it is now: its size in bytes, its mtime and ctime in ns. ctime notices what keeps the mtime; None: not known.
+
+    ``place`` is what all names of it share, links included (see `place_of`); ``links`` counts those that are no symbolic links.
+    """
 
     path: Path
     size: int
     changed: int
     ctime: int | None = None
+    place: tuple[int, int] | None = None
+    links: int = 1
 
 
 class Entry(Protocol):
@@ -40,9 +46,13 @@ class Entry(Protocol):
 
 
 class Folders:
-    """Folders as they were when they were first looked at, each listed once. Questions about entries of others go to the system."""
+    """Folders as they were when they were first looked at, each listed once. Questions about entries of others go to the system.
 
-    def __init__(self) -> None:
+    Attributes that macOS kept in files of their own are passed over, unless ``everything`` is asked for.
+    """
+
+    def __init__(self, *, everything: bool = False) -> None:
+        self._everything = everything
         self._listed: dict[Path, Mapping[str, Entry]] = {}
         self._status: dict[Path, os.stat_result | None] = {}
 
@@ -52,7 +62,7 @@ class Folders:
             above = self._listed.get(folder.parent)
             if above is not None and folder.name not in above and folder.name:
                 return []
-            found = _remote_listing(folder) if is_remote(folder) else _listing(folder)
+            found = _remote_listing(folder) if is_remote(folder) else _listing(folder, everything=self._everything)
             if found is None:
                 return []
             self._listed[folder] = found
@@ -107,10 +117,10 @@ class Folders:
         return self._status[path]
 
 
-def _listing(folder: Path) -> Mapping[str, Entry] | None:
+def _listing(folder: Path, *, everything: bool) -> Mapping[str, Entry] | None:
     try:
         with os.scandir(folder) as entries:
-            return {entry.name: entry for entry in entries}
+            return {entry.name: entry for entry in entries if everything or not is_apple_double(entry.path)}
     except ABSENT:
         return None
     except OSError as error:
@@ -237,7 +247,8 @@ def files_below(path: Path, depth: int = DEEP) -> Iterator[FileState]:
     if status is None:
         return
     if not stat.S_ISDIR(status.st_mode):
-        yield FileState(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        place = (status.st_dev, status.st_ino)
+        yield FileState(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, place, status.st_nlink)
     elif depth:
         for entry in entries_in(path):
             yield from files_below(entry, depth - 1)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ckpt_cli.errors import CorruptFile, SourceChanged
 from ckpt_cli.files.descriptors import ABSENT, Identity, beginning, descriptor_budget, opened, pread, unreadable
 from ckpt_cli.files.pickle_template import Templates
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress, shown_on, stages
 from ckpt_cli.urls import Address, address_of, is_remote
 
@@ -211,14 +212,14 @@ class Files:
 
     def expect(self, paths: Iterable[str | os.PathLike[str]], what: str = "files") -> None:
         """Tell the progress display how many of these files were opened, from now on."""
-        self._expected, self._opened, self._what = {os.path.abspath(path) for path in paths}, 0, what
+        self._expected, self._opened, self._what = {absolute(path) for path in paths}, 0, what
         remote = [address for path in sorted(self._expected - self._sources.keys()) if (address := address_of(path)) is not None]
         if remote:
             self._remote_files().open_soon(remote)
 
     def source(self, path: str | os.PathLike[str]) -> FileSource:
         """The source of ``path``; the same object for the same path. Raises NotFound or Unreadable."""
-        name = os.path.abspath(path)
+        name = absolute(path)
         with self._lock:
             self._count(name)
             if name not in self._sources:
@@ -350,7 +351,7 @@ def side_file(path: str | os.PathLike[str]) -> Watched:
         return listed_file(path)
     fd, identity = opened(os.fspath(path))
     os.close(fd)
-    return SideFile(replace(identity, path=os.path.abspath(identity.path)))
+    return SideFile(replace(identity, path=absolute(identity.path)))
 
 
 def read_small(path: Path, limit: int = 64 << 20) -> bytes:

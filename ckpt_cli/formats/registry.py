@@ -18,7 +18,6 @@ module                reads
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -46,6 +45,7 @@ from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component
 
 FORMATS: tuple[Format, ...] = (
@@ -126,8 +126,8 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
 
 def _size_of_others(match: Match, short: str | None, files: Files) -> str | None:
     """How large the files of other ranks are, of which one is ``short``; None if they are not alike, or not larger."""
-    ranks = {os.path.abspath(path) for path in match.ranks.values()}
-    if short is None or (name := os.path.abspath(short)) not in ranks:
+    ranks = {absolute(path) for path in match.ranks.values()}
+    if short is None or (name := absolute(short)) not in ranks:
         return None
     others = sorted(ranks - {name})[:OTHERS]
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from ckpt_cli.base_model.opened import Base
@@ -25,6 +24,7 @@ from ckpt_cli.names import LoraMode
 from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import SideFiles
 from ckpt_cli.output.select import PEFT, Selection, is_wanted
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 
 MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
@@ -54,7 +54,7 @@ def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) ->
     """The adapters of a component, planned, and their config."""
     base, options = setting.base, setting.options
     reference = base.component if base is not None else None
-    folder = os.path.abspath(base.folder) if base is not None else None
+    folder = absolute(base.folder) if base is not None else None
     adapter = exported_adapter(component, folder, options.lora_alpha, reference)
     renamed = sum(component.component.tensors.get(name) is not tensor for name, tensor in adapter.tensors.items())
     selection = Selection(dict(adapter.tensors), {}, renamed, (), (), {}, PEFT, "native")

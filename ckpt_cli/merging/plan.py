@@ -29,6 +29,7 @@ from ckpt_cli.names import plural
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
 from ckpt_cli.output.select import select_tensors
+from ckpt_cli.paths import absolute
 from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import same_bytes
@@ -104,7 +105,7 @@ def _target_of(
         return first.place.home
     if output is None:
         return default_output(opened.found, first.name)
-    given = Path(os.path.abspath(output))
+    given = Path(absolute(output))
     return given / first.name if one_of_many else given
 
 
@@ -148,12 +149,12 @@ def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, setti
 def _facts(opened: Opened, drafts: Sequence[Draft], setting: Setting[MergeOptions]) -> dict[str, object]:
     """What the manifest says besides what every output has."""
     return {
-        "checkpoint": os.path.abspath(opened.found.path),
-        **({"also": list(map(os.path.abspath, more))} if (more := more_folders(opened.found)) else {}),
+        "checkpoint": absolute(opened.found.path),
+        **({"also": list(map(absolute, more))} if (more := more_folders(opened.found)) else {}),
         **numbered(opened.found.path, opened.found.step),
         "trainer": opened.found.trainer(opened.target.run),
         "component": "+".join(draft.opened.name for draft in drafts),
-        "base": None if setting.base is None else os.path.abspath(setting.base.folder),
+        "base": None if setting.base is None else absolute(setting.base.folder),
     }
 
 

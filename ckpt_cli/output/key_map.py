@@ -22,6 +22,7 @@ from ckpt_cli.files.folders import is_there
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.names import check_name, printable
+from ckpt_cli.paths import absolute
 
 MAX_PATTERN = 1000
 FILES = (".json", ".toml")
@@ -44,7 +45,7 @@ def read_key_map(given: Sequence[str | os.PathLike[str]]) -> tuple[Rule, ...]:
 
 def lasting_key_map(given: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The same rules for whoever reads them in another folder: files by their absolute path."""
-    return [each if _is_inline(each) else os.path.abspath(each) for each in map(str, given)]
+    return [each if _is_inline(each) else absolute(each) for each in map(str, given)]
 
 
 def _is_inline(text: str) -> bool:

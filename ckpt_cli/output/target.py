@@ -18,6 +18,7 @@ from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few
 from ckpt_cli.output.interrupted.place import half_published, refuse_held, temporary_name
 from ckpt_cli.output.staging import sync_folder
+from ckpt_cli.paths import current_folder
 from ckpt_cli.urls import is_remote
 
 ELSEWHERE = "choose another place with -o"
@@ -167,10 +168,8 @@ def _longest_name(folder: Path) -> int:
 
 
 def _holds_current(folder: Path) -> bool:
-    try:
-        return Path.cwd().is_relative_to(os.path.realpath(folder))
-    except OSError:
-        return False
+    here = current_folder()
+    return here is not None and here.is_relative_to(os.path.realpath(folder))
 
 
 def existing_parent(target: Path) -> Path:

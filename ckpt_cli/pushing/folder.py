@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckpt_cli.dtypes import BASE
@@ -46,9 +46,10 @@ def files_of(folder: Path, manifest: Manifest) -> list[str]:
     """
     names = sorted({*manifest.outputs, *manifest.side_files, *([card.NAME] if is_file(folder / card.NAME) else [])})
     for name in names:
-        if not stays_inside(name) or "\\" in name or os.path.normpath(name) != name or name == ".":
+        path = PurePosixPath(name)
+        if not stays_inside(name) or "\\" in name or str(path) != name or not path.name:
             raise CorruptFile(f"the manifest lists a file elsewhere: {printable(name)}", path=folder / MANIFEST)
-        if any(os.path.islink(folder / part) for part in (name, os.path.dirname(name)) if part):
+        if any(os.path.islink(folder / part) for part in (path, *path.parents[:-1])):
             raise PushFailed(
                 "this is a link, and only files that ckpt wrote are pushed", path=folder / name, hint="put the file in its place"
             )

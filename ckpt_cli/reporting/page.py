@@ -22,7 +22,7 @@ def run_page(report: ReportResult) -> str:
     facts = [
         ("trainer", report.framework),
         ("steps", f"{len(report.steps)}, {sum(step.mergeable for step in report.steps)} of them can be merged"),
-        ("size", size_text(sum(step.weights + step.optimizer + step.other for step in report.steps))),
+        ("size", size_text(report.size)),
         ("can be freed", size_text(report.freeable) if report.freeable else ""),
         ("sample", "" if report.sample is None else f"about {100 * report.sample:g}% of the elements"),
     ]

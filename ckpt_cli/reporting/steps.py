@@ -123,18 +123,23 @@ def freeable(row: Row, newest: Row, rows: Sequence[Row]) -> int:
 
     Ranks are missing for good if the newest step has as many, all of them here: then no other machine writes any.
     """
-    after = [other for other in rows if other.problem is None and other.age > row.age]
-    replaced = any(other.sizes.replaces_optimizer_of(row.sizes) for other in after)
-    separate = sum(row.sizes.separate.values())
+    held = {id(other): other.sizes.places for other in rows}
+    elsewhere = {place for other in rows if other is not row for place in held[id(other)]}
     if row.unfinished:
-        return row.sizes.total
+        return row.sizes.freed({file.path for file in row.sizes.files}, elsewhere)
+    optimizer = row.sizes.of_optimizer
+    replaced = any(
+        other.sizes.replaces_optimizer_of(row.sizes, {place for older in rows if older.age < other.age for place in held[id(older)]})
+        for other in rows
+        if other.problem is None and other.age > row.age
+    )
     lost = {name: part for name, part in row.parts.items() if part.state == "damaged" or _is_lost(part, newest.parts.get(name))}
     if lost and len(lost) == len(row.parts):
-        return row.sizes.total - (0 if replaced else separate)
+        kept = frozenset() if replaced else optimizer
+        return row.sizes.freed({file.path for file in row.sizes.files} - kept, elsewhere)
     needed = {path for name, part in row.parts.items() if name not in lost for path in part.files}
     gone = {path for part in lost.values() for path in part.files} - needed
-    optimizer = separate if replaced and (row.complete or lost) else 0
-    return optimizer + sum(row.sizes.files.get(path, 0) for path in gone)
+    return row.sizes.freed(gone | (optimizer if replaced and (row.complete or lost) else frozenset()), elsewhere)
 
 
 def _is_lost(part: Part, newest: Part | None) -> bool:

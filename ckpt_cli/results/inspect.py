@@ -83,12 +83,14 @@ class StepReport(Frozen):
 class ReportResult(Frozen):
     """A run, step by step, oldest first; ``newest`` is the path of the newest step that can be merged.
 
-    ``drift`` is a map of all steps that have one before them; ``written`` is the page, if one was asked for.
+    ``size`` is what all steps take on the disk: a file that is in several of them, by links, counts once. ``drift`` is a map of all steps
+    that have one before them; ``written`` is the page, if one was asked for.
     """
 
     path: Place
     framework: str
     steps: tuple[StepReport, ...]
+    size: int
     newest: Place | None = None
     drift: Heatmap | None = None
     sample: float | None = None

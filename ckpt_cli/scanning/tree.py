@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import entries_in, is_file, is_folder
+from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.custom_code import custom_code
 
@@ -26,7 +26,7 @@ def files_below(path: Path, missed: Callable[[Path, str], None]) -> Iterator[lis
         found: list[Path] = []
         folders: list[Path] = []
         try:
-            entries = entries_in(folder)
+            entries = Folders(everything=True).entries(folder)
         except CkptError as error:
             missed(folder, error.message)
             continue

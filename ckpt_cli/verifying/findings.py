@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckpt_cli.errors import CkptError, FindingsError, LfsPointer, Unreadable
+from ckpt_cli.errors import CkptError, FindingsError, NotFetched, Unreadable
 from ckpt_cli.names import plural
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.records import DamagedRecord
@@ -61,6 +61,12 @@ KINDS: dict[str, Kind] = {
         "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
     ),
     "lfs-pointer": Kind("error", "headers", "a Git LFS pointer stands in place of a file", "git lfs pull, in its repository"),
+    "unfinished-download": Kind(
+        "error",
+        "headers",
+        "a download tool keeps account of what a file still lacks (.aria2 and the like): its parts were not all fetched",
+        "finish the download, or delete the tool's file if this one is known to be whole",
+    ),
     "unreadable-file": Kind(
         "error", "headers", "the system does not allow this file to be read: it was not checked", "make it readable, then verify again"
     ),
@@ -253,8 +259,8 @@ def finding(code: str, message: str, *, tensor: str | None = None, file: str | N
 
 
 def unread(code: str, error: CkptError, file: str) -> Finding:
-    """A file that could not be read: ``code``, unless it is a pointer of Git LFS or the system refused."""
-    code = "lfs-pointer" if isinstance(error, LfsPointer) else "unreadable-file" if isinstance(error, Unreadable) else code
+    """A file that could not be read: ``code``, unless its content was never fetched or the system refused."""
+    code = error.code if isinstance(error, NotFetched) else "unreadable-file" if isinstance(error, Unreadable) else code
     expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""
     return finding(code, f"{error.message}{expected}", tensor=error.tensor, file=file)
 

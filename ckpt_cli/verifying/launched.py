@@ -14,6 +14,7 @@ from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import alone
 from ckpt_cli.output.parts_folder import DIGITS, PartsFolder
 from ckpt_cli.output.writer import output_errors
+from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import VerifyPart
 from ckpt_cli.urls import is_remote
@@ -35,7 +36,7 @@ class _Meeting(PartsFolder):
 
 def check_beside_of(target: Path) -> None:
     """Raise UsageError or NotWritable if the parts cannot meet beside ``target``: said before anything is read."""
-    parent = Path(os.path.abspath(target)).parent
+    parent = Path(absolute(target)).parent
     hint = "pass --part auto --json, and gather what each process prints: ckpt verify PATH --gather part-*.json"
     if is_remote(parent):
         raise UsageError("the parts meet in a folder beside what is verified, which is not on this machine", path=target, hint=hint)
@@ -48,7 +49,7 @@ def parts_that_meet(target: Path, part: VerifyPart) -> Iterator[list[Path]]:
     """Leave a part for the others. To the process that completes them: the documents of all, which are gone afterwards; to others: none."""
     run = "/".join(os.environ.get(name, "") for name in RUNS)
     name = hashlib.sha256(f"{part.digest}/{run}".encode()).hexdigest()
-    meeting = _Meeting(Path(os.path.abspath(target)), name)
+    meeting = _Meeting(Path(absolute(target)), name)
     with output_errors(meeting.target):
         meeting.root.mkdir(exist_ok=True)
         meeting.replace(meeting.record(Part(part.part, part.parts)), part.model_dump_json().encode())

@@ -23,6 +23,7 @@ from ckpt_cli.errors import (
     NotRecognised,
     OutputExists,
     SourceChanged,
+    UnfinishedDownload,
     UsageError,
 )
 from ckpt_cli.files.folders import FileState
@@ -38,7 +39,7 @@ from ckpt_cli.watching.outputs import folders_of, is_output_of, remove, trouble_
 from ckpt_cli.watching.readiness import Readiness, is_other, is_saved_again, saved_at, sources_of
 from ckpt_cli.watching.trainings import Written, started_again, told_later, written_in
 
-UNFINISHED = (IncompleteError, CorruptFile, NotFound, SourceChanged)
+UNFINISHED = (IncompleteError, CorruptFile, NotFound, SourceChanged, UnfinishedDownload)
 """Errors of a step that may be gone once it is written to its end."""
 
 OF_OTHER_STEPS = ("step-skipped", "older-steps", "tracker", "step-folders")

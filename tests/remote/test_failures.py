@@ -162,6 +162,17 @@ def test_a_pointer_of_git_lfs(model: Path, tmp_path: Path, store: Proxy, bucket:
     assert found.error.code == "lfs-pointer"
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_download_that_was_copied_to_a_store_before_it_finished(
+    name: str, model: Path, tmp_path: Path, store: Proxy, bucket: Bucket
+) -> None:
+    address = bucket.fill(model, "run")
+    bucket.put(f"run/{name}.aria2", b"\0\1" + bytes(60))
+    found = ckpt_cli.detect(address)
+    assert found.error is not None
+    assert found.error.code == "unfinished-download"
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -52,7 +52,7 @@ def report_result(result: ReportResult, session: Session) -> None:
     facts: list[tuple[str, str | Text]] = [
         ("found", here(result.path, f"{result.framework} run")),
         ("steps", _counted(len(steps), merged)),
-        ("size", text.size(sum(step.weights + step.optimizer + step.other for step in steps))),
+        ("size", text.size(result.size)),
         ("can be freed", freed),
         ("sample", "" if result.sample is None else f"about {100 * result.sample:g}% of the values were compared"),
         ("written", "" if result.written is None else text.path(result.written)),

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from ckpt_cli.errors import OutputExists
+from ckpt_cli.paths import absolute, current_folder, from_here
 
 
 def free_name(path: str) -> str:
@@ -45,8 +46,12 @@ def past(error: OutputExists, typed: Sequence[str]) -> tuple[str, ...]:
     end = words.index("--") if "--" in words else len(words)
     for at, word in enumerate(typed):
         name, equals, value = word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
-        if name in OUTPUTS or (at and typed[at - 1] in OUTPUTS) or os.path.abspath(os.path.expanduser(value)) == target:
+        if name in OUTPUTS or (at and typed[at - 1] in OUTPUTS) or _leads_to(value, target):
             words[at], replaced = f"{name}{equals}{free_name(value)}", True
-    relative = os.path.relpath(target)
-    free = free_name(target if relative.startswith("..") else relative)
+    free = free_name(from_here(target))
     return tuple(words) if replaced else (*words[:end], "-o", free, *words[end:])
+
+
+def _leads_to(word: str, target: str) -> bool:
+    path = os.path.expanduser(word)
+    return (os.path.isabs(path) or current_folder() is not None) and absolute(path) == target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.names import few, is_extra_state, unnumbered
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Note
 
 OTHER_FORM = re.compile(
@@ -89,13 +89,13 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
     """Files with weights in the folder of a component that no component is made of. Beside a single file there may be anything."""
     if not is_folder(place.match.root):
         return []
-    used = {os.path.abspath(path) for other in found.places for path in other.match.files} | set(map(os.path.abspath, component.files))
-    used |= set(map(os.path.abspath, format_of(place.match).of_save(place.match, Folders())))
+    used = {absolute(path) for other in found.places for path in other.match.files} | set(map(absolute, component.files))
+    used |= set(map(absolute, format_of(place.match).of_save(place.match, Folders())))
     # Other models of the same save are components of their own, also where a file of this one was given.
-    used |= {os.path.abspath(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
+    used |= {absolute(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
     folders = dict.fromkeys((place.match.root, place.home))
-    used |= {os.path.abspath(folder / name) for folder in folders for name in _merged_before(folder)}
-    paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if os.path.abspath(path) not in used}
+    used |= {absolute(folder / name) for folder in folders for name in _merged_before(folder)}
+    paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if absolute(path) not in used}
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
     # Beside an average, other forms are those of the model.
     average = is_average_name(unnumbered(place.name)[0])

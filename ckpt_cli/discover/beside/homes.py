@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.beside.names import is_unknown
 from ckpt_cli.hub.peft_names import adapter_config, has_adapters
 from ckpt_cli.names import few
+from ckpt_cli.paths import absolute, within
 from ckpt_cli.tensors.component import Note
 
 
@@ -30,7 +30,7 @@ def asset_homes(found: Found, place: Place) -> list[Path]:
     root = place.match.root
     beside: list[Path] = []
     if root not in (place.home, found.path) and root.is_relative_to(found.path):
-        spots = [Path(os.path.normpath(root / name)) for name in CONFIGS if name != THE_RUN]
+        spots = [within(root, name) for name in CONFIGS if name != THE_RUN]
         beside = [root, *(spot for spot in spots if spot.is_relative_to(found.path) and spot != found.path)]
     return list(dict.fromkeys((*beside, *homes_of(found, place), *_all_runs(found))))
 
@@ -73,13 +73,13 @@ def _unknown_notes(found: Found, place: Place, files: Mapping[str, Path]) -> lis
     """What is beside config and tokenizer and neither an asset nor anything that a training is known to leave there."""
     homes = asset_homes(found, place)
     folders = dict.fromkeys(path.parent for path in files.values() if path.parent in homes)
-    weights = {os.path.abspath(path) for other in found.places for path in other.match.files}
+    weights = {absolute(path) for other in found.places for path in other.match.files}
     notes = []
     for folder in folders:
         names = [
             path.name
             for path in files_in(folder, lambda name: is_unknown(name) and not is_state_file(name))
-            if path.name not in files and os.path.abspath(path) not in weights
+            if path.name not in files and absolute(path) not in weights
         ]
         if names:
             text = f"{few(sorted(names), 3)} in {folder}: not written; nothing tells whether tokenizer or code of the model need such files"

@@ -25,7 +25,7 @@ from ckpt_cli.errors import CorruptFile, NotFound
 from ckpt_cli.files.descriptors import LFS_SIZE, refuse_pointer
 from ckpt_cli.files.remote.ranges import Extent, Extents, extents_of
 from ckpt_cli.files.remote.store import Buffer, Entry, Store, store_of
-from ckpt_cli.files.remote.tree import ListedFile
+from ckpt_cli.files.remote.tree import ListedFile, tree_of
 from ckpt_cli.files.source import FileSource
 from ckpt_cli.urls import Address
 
@@ -233,11 +233,13 @@ class RemoteFiles:
             self._open_more()
 
     def source(self, files: Files, address: Address) -> RemoteSource:
-        """A file, opened. Raises NotFound, Unreadable, LfsPointer."""
+        """A file, opened. Raises NotFound, Unreadable, NotFetched."""
         with self.lock:
             opening = self._opening.pop(address, None)
             self._open_more()
         opened = opening.result() if opening is not None else _opened(address)
+        tree, key = tree_of(address.path)
+        tree.refuse_unfinished(key)
         source = RemoteSource(files, self, address, opened.store, opened.entry)
         for start, data in opened.parts:
             source.hold(start, data)

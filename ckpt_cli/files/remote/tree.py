@@ -19,9 +19,11 @@ from typing import Any, TypeAlias
 
 from ckpt_cli.errors import NotFound, SourceChanged, Unreadable
 from ckpt_cli.files.descriptors import LFS_SIZE, STORE, Identity, refuse_pointer
+from ckpt_cli.files.leftovers.downloads import refuse_unfinished
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
 from ckpt_cli.files.remote.web import Answers, listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
+from ckpt_cli.paths import absolute
 from ckpt_cli.urls import WEB, Address, address_of
 
 FIRST = 256 << 10
@@ -129,6 +131,7 @@ class Tree:
             raise SourceChanged(f"{len(data)} bytes were read of a file that had {entry.size}", path=self._at(key).path)
         if entry.size < LFS_SIZE:
             refuse_pointer(data, str(self._at(key).path))
+        self.refuse_unfinished(key)
         with self._lock:
             self._contents[key] = data
             while sum(map(len, self._contents.values())) > KEPT and len(self._contents) > 1:
@@ -155,6 +158,17 @@ class Tree:
         if not isinstance(found, Entry):
             raise Unreadable("not a regular file", path=self._at(key).path)
         return ListedFile(self._store, key, str(self._at(key).path), found)
+
+    def refuse_unfinished(self, key: str) -> None:
+        """Raise UnfinishedDownload for a file that was copied to the store before it was whole."""
+        refuse_unfinished(str(self._at(key).path), lambda path: (at := address_of(path)) is not None and self.is_listed(at.key))
+
+    def is_listed(self, key: str) -> bool:
+        """Whether a listing that was made has a file of this name: nothing is asked for."""
+        above, _, name = key.rpartition("/")
+        with self._lock:
+            known = self._listings.get(above)
+            return known is not None and name in known.files
 
     def forget(self, key: str) -> None:
         """Look up anew what there is at a key and below."""
@@ -247,7 +261,7 @@ def remote_status(path: str | os.PathLike[str]) -> os.stat_result | None:
     found = tree.status(key)
     if found is None:
         return None
-    inode = number_of(os.path.abspath(path))
+    inode = number_of(absolute(path))
     if not isinstance(found, Entry):
         return os.stat_result((stat.S_IFDIR | 0o555, inode, STORE, 1, 0, 0, 0, 0, 0, 0))
     seconds = found.modified_ns // 10**9

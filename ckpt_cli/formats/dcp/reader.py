@@ -6,7 +6,6 @@ in there count), or one safetensors blob for all tensors of the file (Serializat
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +39,7 @@ from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state, plural, printable
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
@@ -240,7 +240,7 @@ def notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], re
 def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
     """A warning if the metadata says that the save was written to the folder of another step than its own."""
     notes = []
-    step = nearest_step(Path(os.path.abspath(root)))
+    step = nearest_step(Path(absolute(root)))
     for origin in catalog.origins:
         said = nearest_step(PurePosixPath(origin))
         if step is not None and said not in (None, step):

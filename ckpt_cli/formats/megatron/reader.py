@@ -22,6 +22,7 @@ from ckpt_cli.formats.megatron.step import Step, data_files
 from ckpt_cli.formats.megatron.training import of_step, optimizer_of_step, steps_beside
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.names import is_extra_state, plural
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import Unrepresented, to_json
 from ckpt_cli.tensors.tensor import Tensor
@@ -145,7 +146,7 @@ def check_iteration(common: Common, folder: Path, expected: int | None) -> None:
 
 def iteration_of(folder: Path) -> int | None:
     """The iteration in the name of a step's folder."""
-    fields = ITERATION_FOLDER.fullmatch(folder.absolute().name)
+    fields = ITERATION_FOLDER.fullmatch(Path(absolute(folder)).name)
     return int(fields["iteration"]) if fields is not None else None
 
 

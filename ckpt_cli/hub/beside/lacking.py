@@ -16,6 +16,7 @@ from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR, tokenizer_of
 from ckpt_cli.hub.custom_code import missing_code
 from ckpt_cli.names import few, printable
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 
 
@@ -89,7 +90,7 @@ def _stands_for(name: str, lacking: Sequence[str]) -> bool:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    return os.path.abspath(one) == os.path.abspath(other)
+    return absolute(one) == absolute(other)
 
 
 def _broken_text(path: Path) -> str:

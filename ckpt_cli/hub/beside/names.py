@@ -67,7 +67,8 @@ NO_ASSETS = re.compile(
 OF_TRAINING = re.compile(
     # Logs, tables, pictures, scripts and settings of a run, data, and what describes the folder itself.
     r".*\.(jsonl|log|out|err|csv|tsv|md|rst|html?|pdf|png|jpe?g|gif|svg|webp|wav|mp3|mp4|py|pyc|sh|bash|slurm|sbatch|ipynb|patch|diff"
-    r"|ya?ml|toml|ini|cfg|conf|env|lock|pid|tmp|bak|swp|sha256|md5|parquet|arrow|db|sqlite3?|wandb|done|metadata|prof|pstats)"
+    r"|ya?ml|toml|ini|cfg|conf|env|lock|pid|tmp|bak|swp|sha256|md5|parquet|arrow|db|sqlite3?|wandb|done|metadata|prof|pstats"
+    r"|aria2|st|lftp-pget-status|incomplete|part|partial|crdownload|opdownload|download)"
     r"|(readme|licen[cs]e|notice|use_policy|copying|changelog|requirements|authors|citation)([._-].*)?"
     r"|(.*[._-])?(results?|metrics|history|hparams|progress|scores?|predictions|samples|summary|timing|timers?|trace|loss(es)?|logs?"
     r"|states?|status|args|arguments)([._-]?[0-9]+)?\.(json|txt)"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ckpt_cli.hub.config import Config, architecture, huge_number
 from ckpt_cli.names import printable
+from ckpt_cli.paths import current_folder
 from ckpt_cli.progress import shown
 
 if TYPE_CHECKING:
@@ -86,10 +87,7 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
     import tempfile
 
     what = f"asking transformers for {printable(architecture(json.loads(text)) or 'the class')[:100]}"
-    try:
-        here = os.path.realpath(os.getcwd())
-    except OSError:
-        here = ""
+    here = str(current_folder() or "")
     package = str(Path(os.path.realpath(__file__)).parents[3])
     others = [entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others]), "CKPT_PARENT": str(os.getpid())}

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from ckpt_cli.errors import NotWritable, OutputExists, UsageError
 from ckpt_cli.output.writer import write_bytes
+from ckpt_cli.paths import absolute
 
 
 def check_place(path: str | os.PathLike[str], what: str, *, overwrite: bool = False) -> None:
     """Raise OutputExists or NotWritable if a file of this name cannot be written; to be asked before long work."""
     if os.path.isdir(path) or (os.path.lexists(path) and not overwrite):
         raise OutputExists("a file of this name already exists", path=path, hint=f"choose another name for the {what}")
-    folder = Path(os.path.abspath(path)).parent
+    folder = Path(absolute(path)).parent
     if not os.path.isdir(folder):
         raise NotWritable(f"there is no folder for the {what}", path=path, hint=f"create {folder} first")
     if not os.access(folder, os.W_OK | os.X_OK):

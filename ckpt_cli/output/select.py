@@ -15,6 +15,7 @@ from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
+from ckpt_cli.hub.config_text import with_known_dtype
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
@@ -119,7 +120,8 @@ def select_tensors(
         native = hub_tensors_of_megatron(native, config, str(why))
     kept_adapters = adapters and has_adapters(native)
     change, unwrapped = UNCHANGED, 0
-    kind: KnownClass | str = PEFT if has_adapters(native) else known_class(config, {name: tensor.shape for name, tensor in native.items()})
+    shapes = {name: tensor.shape for name, tensor in native.items()}
+    kind: KnownClass | str = PEFT if has_adapters(native) else known_class(with_known_dtype(config), shapes)
     if isinstance(kind, KnownClass):
         config = kind.config
         if names == "hub" and not rules:

@@ -283,8 +283,10 @@ class TestCard:
         ("base", "config", "named"),
         [
             ("/cache/models--org--base-1.5B/snapshots/" + "a" * 40, {"_name_or_path": "/disk/base"}, "org/base-1.5B"),
-            ("/disk/base", {"_name_or_path": "org/base-1.5B"}, "org/base-1.5B"),
-            (None, {"_name_or_path": "org/base-1.5B"}, "org/base-1.5B"),
+            ("/disk/base", {"_name_or_path": "org/base-1.5B"}, None),
+            (None, {"_name_or_path": "org/base-1.5B"}, None),
+            (None, {"_name_or_path": "models/Qwen3-8B"}, None),
+            (None, {"_name_or_path": "runs/sft"}, None),
             (None, {"_name_or_path": "/disk/base"}, None),
             (None, {"_name_or_path": "tests/data"}, None),
             (None, {"_name_or_path": 7}, None),
@@ -299,7 +301,22 @@ class TestCard:
         manifest = manifest_of(out)
         text = card.card(out, replace(manifest, facts={**manifest.facts, "base": base}), ())
         assert yaml.safe_load(text.split("---\n")[1]).get("base_model") == named
-        assert f"| base model | {named or 'not known'} |" in text
+        unproved = config.get("_name_or_path")
+        said = f"not known, config.json names {unproved}" if unproved in ("org/base-1.5B", "models/Qwen3-8B", "runs/sft") else "not known"
+        assert f"| base model | {named or said} |" in text
+
+    def test_an_average_names_no_base_that_only_its_newest_config_does(self, tmp_path: Path) -> None:
+        import yaml
+
+        from tests import tiny
+
+        paths = [
+            tiny.folder(tmp_path / name, tiny.weights(seed), tiny.classless(_name_or_path=f"org/{name}")) for seed, name in enumerate("ab")
+        ]
+        ckpt_cli.average(paths, tmp_path / "mean")
+        text = card.card(tmp_path / "mean", manifest_of(tmp_path / "mean"), ())
+        assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
+        assert "| base model | not known, config.json names org/b |" in text
 
     def test_a_card_that_people_wrote_stays(self, hub: Hub, out: Path) -> None:
         hub.repos["me/model"] = Repo()

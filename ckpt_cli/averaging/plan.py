@@ -27,6 +27,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import without_allowed
 from ckpt_cli.hub.megatron.config import vocabulary_size
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files
@@ -39,6 +40,7 @@ from ckpt_cli.paths import absolute
 from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.kinship import unrelated
 from ckpt_cli.tensors.tensor import Tensor, places_of
 from ckpt_cli.tensors.weighted_sum import Formula
 
@@ -192,6 +194,7 @@ def _job(
     notes += [note for source in sources for note in source.selection.notes]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
+    notes += _unrelated_notes(used, agreed) if method != "posthoc-ema" else []
     notes += history_notes(paths, labels)
     draft = replace(
         drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
@@ -307,6 +310,23 @@ def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agr
             text = f"{used[first].path} and {used[second].path} hold the same weights (samples of all tensors are equal)"
             notes.append(Note("warning", "same-twice", text))
     return notes
+
+
+def _unrelated_notes(used: Sequence[Averaged], agreed: Agreed) -> list[Note]:
+    """A warning about a checkpoint whose weights have nothing in common with those of the newest one: such an average is no model.
+
+    Averages that training began with may be far from later ones; posthoc-ema needs them.
+    """
+    held = {name: combination.tensors for name, combination in agreed.combinations.items()}
+    if has_adapters(held):
+        return []
+    newest = {name: tensors[-1] for name, tensors in held.items()}
+    for number, source in enumerate(used[:-1][-MOST_PAIRED:], max(len(used) - 1 - MOST_PAIRED, 0)):
+        measured = unrelated({name: tensors[number] for name, tensors in held.items()}, newest)
+        if measured is not None:
+            text = f"the weights of {source.label} and {used[-1].label} have nothing in common: {measured}"
+            return [Note("warning", "unrelated-weights", f"{text}; an average of models that were not trained from one is of no use")]
+    return []
 
 
 def _config_notes(sources: Sequence[Averaged]) -> list[Note]:

@@ -49,7 +49,7 @@ from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
-from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers
+from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, unlike_findings
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
@@ -390,5 +390,6 @@ def _against_base(
         return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], opened.notes
     if not alike.same_model:
         return comparison, [finding("other-base", alike.why, file=name, **numbers)], opened.notes
+    said += unlike_findings(subject.tensors, reference, name)
     said += lacking_findings(subject.tensors, reference, config, its, subject.manifest, options.include, options.exclude)
     return comparison, said, opened.notes

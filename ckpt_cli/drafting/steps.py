@@ -28,6 +28,7 @@ from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
 from ckpt_cli.output.select import compare_copies, is_wanted
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.kinship import unrelated
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 
@@ -76,7 +77,19 @@ def _checked_with_base(draft: Draft, setting: Setting[Options]) -> Draft:
         computed=options.fills_from_base or adapters_alone(draft.opened.component.tensors),
         unfiltered=draft.stored if filtered else None,
     )
-    return noted(draft, notes)
+    return noted(draft, [*notes, *_unlike_base(draft, setting)])
+
+
+def _unlike_base(draft: Draft, setting: Setting[Options]) -> list[Note]:
+    """A warning about a base whose weights fit by name and shape, and have nothing in common with those of the run."""
+    held, selection = setting.of_base, draft.selection
+    if held is None or adapters_alone(draft.opened.component.tensors):
+        return []
+    measured = unrelated(draft.tensors, named_alike(held, selection.kind, selection.naming, draft.assets.config))
+    if measured is None:
+        return []
+    text = f"the weights have nothing in common with those of the base: {measured}; it is another base, or training started from scratch"
+    return [Note("warning", "unlike-base", text)]
 
 
 def _carried(draft: Draft, setting: Setting[Options]) -> Draft:

@@ -1,7 +1,7 @@
 """In what two configs differ, and what of that changes the computation although no shape shows it: rotary embedding, norms, heads, ties.
 
-transformers writes the rotary embedding in three ways: ``rope_theta`` and ``rope_scaling`` (``type``, then ``rope_type``), and since 5.0
-``rope_parameters`` with both (``modeling_rope_utils.py``). A window that ``use_sliding_window`` switches off is null or a number.
+How a version of transformers writes the rotary embedding makes no difference (`ckpt_cli.hub.dialects.rotary`). A window that
+``use_sliding_window`` switches off is null or a number.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.hub.config import Config, levels
+from ckpt_cli.hub.dialects.rotary import has_layers, plain_rotary, same_scaling
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
 
@@ -35,13 +36,10 @@ OFF = ("use_sliding_window",)
 SAME = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 """Names of one activation."""
 
-SAID = ("sliding_window", "rope_scaling")
+SAID = ("sliding_window",)
 """Entries that mean something when they are null: there is none."""
 
 SHOWN = 5
-
-PLAIN = ("default", "mrope", None)
-"""Kinds of rotary embedding that are not scaled; the second says that its parts are divided among axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,8 @@ def _pairs(config: Config, other: Config) -> Iterator[tuple[str, Config, Config]
 
 def _different(level: str, config: Config, other: Config) -> Iterator[Difference]:
     off = {key: False for key in OFF if key in config or key in other}
-    mine, others = (_normal({**off, **each}) for each in (config, other))
+    layered = has_layers(config) or has_layers(other)
+    mine, others = (_normal({**off, **each}, layered) for each in (config, other))
     for key in {**mine, **others}:
         if key not in IRRELEVANT and not _same(mine.get(key), others.get(key)):
             is_setting = key in mine and key in others and COUNTED.fullmatch(key) is not None
@@ -120,29 +119,22 @@ def _different(level: str, config: Config, other: Config) -> Iterator[Difference
 
 
 def _same(mine: object, other: object) -> bool:
-    """Whether two values mean the same: of two ways to scale rotary embedding, only what both say is compared."""
-    if isinstance(mine, Mapping) and isinstance(other, Mapping) and "rope_type" in mine and mine["rope_type"] == other.get("rope_type"):
-        return all(mine[key] == other[key] for key in mine if key in other)
+    if isinstance(mine, Mapping) and isinstance(other, Mapping) and same_scaling(mine, other):
+        return True
     return mine == other or (mine != mine and other != other)
 
 
-def _normal(config: Config) -> dict[str, Any]:
-    """The entries of one level in one of the ways in which they are written; those that are null say nothing, but for `SAID`."""
+def _normal(config: Config, layered: bool) -> dict[str, Any]:
+    """The entries of one level in one of the ways in which they are written; those that are null say nothing, but for `SAID`.
+
+    ``layered``: rotary embeddings are those of kinds of layers, on this side or the other.
+    """
     found = {str(key): value for key, value in config.items()}
     if found.get("use_sliding_window") is False:
         found |= {key: None for key in ("sliding_window", "max_window_layers") if key in found}
-    rope = found.get("rope_parameters")
-    if isinstance(rope, Mapping) and not any(isinstance(value, Mapping) for value in rope.values()):
-        found["rope_scaling"] = found.pop("rope_parameters")
-    scaling = found.get("rope_scaling")
-    entries = dict(scaling) if isinstance(scaling, Mapping) else {}
-    found |= {key: entries.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in entries}
-    if "rope_theta" in found or "rope_scaling" in found:
-        kind = entries.pop("rope_type", entries.pop("type", None))
-        entries.pop("type", None)
-        found["rope_scaling"] = {**({} if kind in PLAIN else {"rope_type": kind}), **entries} or None
+    found, rotary = plain_rotary(found, layered)
     named = {key: SAME.get(value, value) if isinstance(value, str) else value for key, value in found.items()}
-    return {key: value for key, value in named.items() if value is not None or key in SAID}
+    return {key: value for key, value in named.items() if value is not None or key in SAID} | rotary
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_cli.boxes import Box, whole
 from ckpt_cli.dtypes import BY_CODE, CAST_NAMES, Dtype, numpy_dtype
 from ckpt_cli.errors import CastOverflow, Unsupported, UsageError, install, reading
-from ckpt_cli.tensors.casting import cast, view_as
+from ckpt_cli.tensors.casting import cast_here, view_as
 from ckpt_cli.tensors.reading import element_bytes, read_tile, tiles
 from ckpt_cli.tensors.records import Records
 from ckpt_cli.tensors.tensor import Tensor
@@ -41,7 +41,7 @@ def _as_dtype(buffer: bytearray, source: Dtype, target: Dtype, numel: int) -> tu
     if source == target:
         return buffer, 0
     made = bytearray(numel * target.itemsize)
-    return made, cast(view_as(buffer, source, numel), source, target, view_as(made, target, numel))
+    return made, cast_here(view_as(buffer, source, numel), source, target, view_as(made, target, numel))
 
 
 def all_bytes(tensor: Tensor, dtype: Dtype, *, checksum: bool = False) -> bytearray:

@@ -119,7 +119,7 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
     if assets.made and elements:
         side[CONFIG] = config_with(b"{}", {**assets.config, "torch_dtype": elements.most_common(1)[0][0]})
     elif CONFIG in assets.files and elements:
-        side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0])
+        side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0], only=len(elements) == 1)
     if CONFIG in side:
         repaired = repaired_class(assets.config, {output.name: output.tensor.shape for output in whole.tensors})
         if repaired:

@@ -17,6 +17,7 @@ from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
+from ckpt_cli.hub.config_text import with_known_dtype
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
@@ -123,7 +124,9 @@ def select_tensors(
     kept_adapters, other = adapters and has_adapters(native), other_adapters(native)
     change, unwrapped = UNCHANGED, 0
     shapes = {name: tensor.shape for name, tensor in native.items()}
-    kind: KnownClass | str = PEFT if has_adapters(native) else OTHER if other is not None and other.alone else known_class(config, shapes)
+    kind: KnownClass | str = (
+        PEFT if has_adapters(native) else OTHER if other is not None and other.alone else known_class(with_known_dtype(config), shapes)
+    )
     if kind not in (PEFT, OTHER) and other is None:
         notes += _like_factors_notes(shapes, config, kind)
     if isinstance(kind, KnownClass):

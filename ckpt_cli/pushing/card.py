@@ -44,7 +44,7 @@ def card(folder: Path, manifest: Manifest, verified: Sequence[VerifyResult]) -> 
     tags = ["ckpt", *(["checkpoint-average"] if manifest.command == "average" else [])]
     head = {"base_model": base, "library_name": library, "tags": tags}
     front = "".join(f"{key}: {json.dumps(value)}\n" for key, value in head.items() if value is not None)
-    rows = [(label, value) for label, value in _rows(manifest, base, verified) if value]
+    rows = [(label, value) for label, value in _rows(manifest, base or _unproved_base(folder), verified) if value]
     table = "\n".join(f"| {label} | {_cell(value)} |" for label, value in rows)
     body = (
         f"# {_cell(_title(manifest))}\n\n"
@@ -88,9 +88,9 @@ def _lead(manifest: Manifest) -> str:
     return f"A training checkpoint, {made} by ckpt."
 
 
-def _rows(manifest: Manifest, base: str | None, verified: Sequence[VerifyResult]) -> Iterator[tuple[str, str]]:
+def _rows(manifest: Manifest, base: str, verified: Sequence[VerifyResult]) -> Iterator[tuple[str, str]]:
     facts, steps = manifest.facts, steps_of(manifest)
-    yield "base model", base or "not known"
+    yield "base model", base
     yield "trainer", _text(facts.get("trainer")) or "not known"
     yield "component", _text(facts.get("component"))
     yield "steps" if len(steps) > 1 else "step", ", ".join(map(str, steps))
@@ -160,13 +160,22 @@ def below(path: str, manifest: Manifest) -> str:
 
 
 def _base_model(folder: Path, manifest: Manifest) -> str | None:
-    """The Hub ID of the model that training started from: of ``--base`` in the Hub cache, or as the config names it."""
+    """The Hub ID of the model that training started from: of ``--base`` in the Hub cache, or as adapter_config.json names it."""
     base = manifest.facts.get("base")
     cached = cached_model(Path(base)) if isinstance(base, str) else None
-    if cached is not None:
-        return cached.replace("--", "/", 1)
-    named = [_config(folder, ADAPTER_CONFIG).get("base_model_name_or_path"), _config(folder, CONFIG).get("_name_or_path")]
-    return next((name for name in named if isinstance(name, str) and HUB_ID.fullmatch(name) and not os.path.lexists(name)), None)
+    return cached.replace("--", "/", 1) if cached is not None else _named_in(folder, ADAPTER_CONFIG, "base_model_name_or_path")
+
+
+def _unproved_base(folder: Path) -> str:
+    """What is said where nothing proves a Hub ID: config.json keeps what was loaded, which may as well be a folder of another machine."""
+    named = _named_in(folder, CONFIG, "_name_or_path")
+    return "not known" if named is None else f"not known, config.json names {named}"
+
+
+def _named_in(folder: Path, config: str, key: str) -> str | None:
+    """What a config names, if it has the form of a Hub ID and is no folder here."""
+    name = _config(folder, config).get(key)
+    return name if isinstance(name, str) and HUB_ID.fullmatch(name) and not os.path.lexists(name) else None
 
 
 def _config(folder: Path, name: str) -> Mapping[str, Any]:

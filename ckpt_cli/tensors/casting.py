@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.dtypes import Dtype, numpy_dtype
+from ckpt_cli.tensors.arithmetic import check_arithmetic
 
 if TYPE_CHECKING:
     import numpy
@@ -22,6 +23,12 @@ def can_cast(source: Dtype, target: Dtype) -> bool:
 
 
 def cast(values: Array, source: Dtype, target: Dtype, out: Array) -> int:
+    """`cast_here`, where arithmetic is known to lose nothing. Raises Unsupported."""
+    check_arithmetic()
+    return cast_here(values, source, target, out)
+
+
+def cast_here(values: Array, source: Dtype, target: Dtype, out: Array) -> int:
     """Cast to ``target`` with one rounding to nearest even; returns how many finite values became infinite.
 
     ml_dtypes rounds float64 to bfloat16 by way of float32, twice. That is wrong only where the first rounding ends in the middle

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.tensors.arithmetic import check_arithmetic
 from ckpt_cli.tensors.casting import cast
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class WeightedSum:
         self._added = 0
 
     def start(self) -> None:
-        """Begin another tile."""
+        """Begin another tile. Raises Unsupported for arithmetic that is not exact enough."""
+        check_arithmetic()
         self._added = 0
         self._special.clear()
         self._loose[...] = False

@@ -239,6 +239,12 @@ KINDS: dict[str, Kind] = {
     "other-base": Kind(
         "error", "base", "the base is another model: its names and shapes differ", "pass the model that training started from"
     ),
+    "unlike-base": Kind(
+        "warning",
+        "base",
+        "samples of matrices have nothing in common with those of the base: another base, or trained from scratch",
+        "pass the model that training started from",
+    ),
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),

@@ -17,6 +17,7 @@ from ckpt_cli.errors import reading
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.statistics import TensorStats
+from ckpt_cli.tensors.arithmetic import check_arithmetic
 from ckpt_cli.tensors.parallel import Advance, with_progress
 from ckpt_cli.tensors.reading import blocks, elements
 from ckpt_cli.tensors.records import Records
@@ -139,6 +140,7 @@ def _moments(tensor: Tensor, histogram: bool, advance: Advance) -> Moments:
 def _block(stored: Array, histogram: bool) -> Moments:
     import numpy
 
+    check_arithmetic()
     values = widened(stored)
     real = values.dtype.kind != "c"
     nan = numpy.isnan(values)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from ckpt_cli.tensors.arithmetic import check_arithmetic
+
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
 
@@ -47,7 +49,7 @@ class Distances:
 
 @dataclass(slots=True)
 class Accumulator:
-    """Takes pairs of blocks, gives `Distances` of all of them together."""
+    """Takes pairs of blocks, gives `Distances` of all of them together. Raises Unsupported where arithmetic loses values."""
 
     elements: int = 0
     changed: int = 0
@@ -60,6 +62,7 @@ class Accumulator:
         """Two arrays of one dimension and one length, of floating or complex dtypes: integers are only counted where they differ."""
         import numpy
 
+        check_arithmetic()
         self.elements += len(base)
         differs = changed_elements(ours, base)
         changed = int(numpy.count_nonzero(differs))

@@ -1,4 +1,7 @@
-"""What a comparison with a base finds: distances that are no numbers, and what only the base has where no class was compared."""
+"""What a comparison with a base finds.
+
+Weights that have nothing in common, distances that are no numbers, and what only the base has where no class was compared.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.ties import tied_together
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.kinship import unrelated
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.findings import finding
@@ -38,6 +42,12 @@ def lacking_findings(
     found = [finding("missing-of-base", what, tensor=name) for name, what in lacks.surely.items() if name not in told]
     found += [finding("left-out-of-base", lacks.why, tensor=name) for name in lacks.perhaps]
     return left_out(manifest, replace(config, findings=tuple(found)), include, exclude)
+
+
+def unlike_findings(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], name: str) -> list[Finding]:
+    """A finding about a base whose weights have nothing in common with these; both have the names of the output."""
+    measured = unrelated(mine, base)
+    return [finding("unlike-base", measured, file=name)] if measured is not None else []
 
 
 def not_numbers(comparison: BaseComparison | None) -> list[Finding]:

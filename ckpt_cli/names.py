@@ -67,13 +67,13 @@ def strip_wrappers(name: str) -> str:
     return name if WRAPPERS.isdisjoint(parts) else ".".join(part for part in parts if part not in WRAPPERS)
 
 
-def stripped_names(names: Iterable[str]) -> dict[str, str]:
+def stripped_names(names: Iterable[str], *, keep_module: bool = False) -> dict[str, str]:
     """Old name -> name without wrappers; "module." is removed only if every name begins with it (DistributedDataParallel).
 
-    Raises Inconsistent if two names become one.
+    ``keep_module``: not even then, as a model may have an attribute of that name. Raises Inconsistent if two names become one.
     """
     renamed = {name: strip_wrappers(name) for name in names}
-    while renamed and all(new.startswith(DDP) for new in renamed.values()):
+    while renamed and not keep_module and all(new.startswith(DDP) for new in renamed.values()):
         renamed = {name: strip_wrappers(new.removeprefix(DDP)) for name, new in renamed.items()}
     taken: dict[str, str] = {}
     for name, new in renamed.items():

@@ -18,8 +18,9 @@ Age = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Another reading of a component, which was not taken: what it is, and its folder where that is one of its own."""
+    """Another reading of a component, which was not taken: its match, what that is in words, and its folder where it has one of its own."""
 
+    match: Match
     text: str
     folder: Path | None = None
 

@@ -24,12 +24,13 @@ from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, several_notes, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
+from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
-from ckpt_cli.discover.places import spoken, unread_notes
+from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.folders import Folders
@@ -172,11 +173,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
         were = "was" if len(opened.target.refused) == 1 else "were"
         text = f"{few(opened.target.refused, 3)} beside the weights {were} not read, since no such step can be, and may be newer"
         notes.append(Note("warning", "unread", text))
-    for component in opened.components:
-        for other in component.place.passed_over:
-            if other.folder is None:
-                text = f"{component.name} was read from {spoken(component.place.match)}; {other.text} is there too, and was not read"
-                notes.append(Note("info", "passed-over", text))
+    notes += [note for component in opened.components for note in unread_forms(opened.found, component.place)]
     if opened.target.nodes > 1:
         notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))
     return Checkpoint(
@@ -268,7 +265,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *component.notes,
         *other_step_notes(found, place, (*place.match.files, *component.files)),
         *made,
-        *passed_over_notes(place),
+        *passed_over_notes(found, place, component, assets.config, files),
         *left_out_notes(found, place, component, files),
         *models.values(),
         *sibling_notes(found, place, component, assets.config, files, models),
@@ -307,20 +304,6 @@ def _with_config(assets: Assets, component: Component) -> tuple[Assets, list[Not
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:
     """What a model's config and the user say that reading may need."""
     return ReadOptions(expert_count(config), bool(config), shard_order)
-
-
-def passed_over_notes(place: Place) -> list[Note]:
-    """A warning about folders that hold the same component once more: other weights, of which nothing tells that they are a copy."""
-    folders = [other.folder for other in place.passed_over if other.folder is not None]
-    if not folders:
-        return []
-    text = f"{place.name} was read from {_folder_name(place.match.root, place.home)}; {few([_folder_name(f, place.home) for f in folders])}"
-    return [Note("warning", "passed-over", f"{text} could be {place.name} too, and {'was' if len(folders) == 1 else 'were'} not read")]
-
-
-def _folder_name(folder: Path, home: Path) -> str:
-    """A folder as it is seen from the component's own."""
-    return str(folder.relative_to(home)) + "/" if folder != home and folder.is_relative_to(home) else f"{folder.name}/"
 
 
 def _models_beside(found: Found, place: Place, average: bool) -> list[str]:

@@ -242,7 +242,7 @@ def _chosen(places: Sequence[Place]) -> tuple[Place, ...]:
     for place in sorted(places, key=lambda place: order_of(place.match)):
         first = unique.setdefault(place.name, place)
         if first is not place:
-            passed = PassedOver(spoken(place.match), _own_folder(place, first))
+            passed = PassedOver(place.match, spoken(place.match), _own_folder(place, first))
             unique[place.name] = replace(first, passed_over=(*first.passed_over, passed))
     return tuple(sorted(unique.values(), key=_rank))
 

@@ -34,6 +34,9 @@ from ckpt_cli.tensors.torn import torn_notes
 
 Step = Callable[[Draft, Setting[Options]], Draft]
 
+GUESS = f"without {DDP}, with which every name began (--key-map ={DDP.removesuffix('.')} puts it back)"
+"""What is said of names where the prefix of a wrapper was removed, and nothing shows that it is one."""
+
 
 def finished(draft: Draft, setting: Setting[Options], weights_name: str, matched: Step[Options] | None = None) -> Draft:
     """A draft whose tensors were selected, taken through all further steps; ``matched`` gives it the form of the base.
@@ -149,7 +152,7 @@ def compared_claim(draft: Draft) -> Claim:
         selection.naming,
         draft.assets.config,
         on_purpose=draft.on_purpose - selection.tied.keys(),  # a class that needs what is tied is told
-        change=selection.change.told,
+        change=GUESS if selection.is_guess else selection.change.told,
         beside=selection.lacking,
         uncommon=draft.uncommon,
     )

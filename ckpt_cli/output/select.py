@@ -12,18 +12,21 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import like_factors, like_factors_text, other_adapters
+from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
+from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import with_known_dtype
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import Live, find_ties
-from ckpt_cli.names import DDP, Naming, foreign_names, printable, stripped_names
+from ckpt_cli.names import DDP, Naming, foreign_names, printable, strip_wrappers, stripped_names
 from ckpt_cli.output.key_map import Rule, mapped_names, unused_rules
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.tensors.component import Component, Note
@@ -31,6 +34,9 @@ from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.tensor import Tensor
 
 WRAPPED = DDP.removesuffix(".")
+
+SAVED_BY_CLASS = re.compile(r"(pytorch_)?model(-[0-9]+-of-[0-9]+)?\.(safetensors|bin)(\.index\.json)?", re.ASCII)
+"""What ``save_pretrained`` calls its files."""
 
 BY_ITS_PROGRAM = "fuse each into its model with the program that made it"
 PEFT = "these are LoRA adapters, which are not part of a model class"
@@ -47,7 +53,7 @@ class Selection:
     ``differing`` maps tensors to those that the config ties them to, where the values differ. A key map sees names as trained, and
     ``dropped`` has what it leaves out under these: ``mapped_out``; ``unmapped`` are the names that they would have in the output.
     ``lacking`` are names of the output that a second component does not have, and the model beside it has. ``unwrapped`` counts names from
-    which a wrapper's part was removed although not all have it.
+    which a wrapper's part was removed although not all have it. ``is_guess``: "module." was removed from all, and compared with nothing.
     """
 
     tensors: dict[str, Tensor]
@@ -64,6 +70,7 @@ class Selection:
     unmapped: frozenset[str] = frozenset()
     lacking: tuple[str, ...] = ()
     unwrapped: int = 0
+    is_guess: bool = False
 
     @property
     def left_out(self) -> int:
@@ -105,6 +112,9 @@ def select_tensors(
     dropped: dict[str, str] = {}
     mapped_out: dict[str, Tensor] = {}
     stripped = stripped_names(component.tensors)
+    is_guess = _is_guess(stripped) and not isinstance(known_class(config, _shapes(component, stripped)), KnownClass)
+    if is_guess and _is_saved_by_class(component, config):
+        is_guess, stripped = False, stripped_names(component.tensors, keep_module=True)
     mapped = mapped_names(stripped.values(), rules)
     unused = [f"a rule of the key map has no effect: no tensor name {wanted}" for wanted in unused_rules(stripped.values(), rules)]
     notes += [Note("warning", "unused-rule", text) for text in unused]
@@ -199,6 +209,7 @@ def select_tensors(
         unmapped,
         absent,
         unwrapped,
+        is_guess and not rules and not isinstance(kind, KnownClass),
     )
 
 
@@ -208,6 +219,21 @@ def _like_factors_notes(shapes: Mapping[str, Shape], config: Mapping[str, Any], 
         return []
     found = [name for name in like_factors(shapes) if not (isinstance(kind, KnownClass) and kind.count({name: shapes[name]}))]
     return [Note("warning", "unfused-adapters", like_factors_text(found))] if found else []
+
+
+def _is_guess(stripped: Mapping[str, str]) -> bool:
+    """Whether every name lost "module.", which DistributedDataParallel puts there, and which a class may have itself."""
+    return bool(stripped) and all(strip_wrappers(old) != new for old, new in stripped.items())
+
+
+def _shapes(component: Component, names: Mapping[str, str]) -> dict[str, Shape]:
+    return {new: component.tensors[old].shape for old, new in names.items()}
+
+
+def _is_saved_by_class(component: Component, config: Mapping[str, Any]) -> bool:
+    """Whether the files are those of ``save_pretrained``, beside the config of the class: it never writes the names of a wrapper."""
+    names = [path.name for path in component.files]
+    return bool(architecture(config) and names and all(map(SAVED_BY_CLASS.fullmatch, names)) and is_file(component.root / CONFIG))
 
 
 def _refuse_factors(

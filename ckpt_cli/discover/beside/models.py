@@ -75,8 +75,13 @@ def comparison_with_form(match: Match, held: Mapping[str, Tensor], config: Confi
         tensors = describe(match, files, ReadOptions()).tensors
     except CkptError as error:
         return Comparison(True, f"{shown} holds the model too, and was not compared, since it cannot be read: {error.message}")
-    found = _compared(shown, _under_hub_names(held, config), _under_hub_names(tensors, config), config)
+    found = comparison_of(shown, held, tensors, config)
     return replace(found, text=f"{found.text}: one of them may be of another step") if found.differs else found
+
+
+def comparison_of(shown: str, held: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Comparison:
+    """Two forms of one model, compared under the names that a merge would give them."""
+    return _compared(shown, _under_hub_names(held, config), _under_hub_names(others, config), config)
 
 
 def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> bool:

@@ -15,7 +15,7 @@ from ckpt_cli.errors import Inconsistent
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
-from ckpt_cli.formats.torch_files.averages import AVERAGE
+from ckpt_cli.formats.torch_files.averages import AVERAGE, split_average
 from ckpt_cli.formats.torch_files.matrices import SLOTS
 from ckpt_cli.formats.trainers import TRAINERS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
@@ -123,7 +123,18 @@ def groups_of(catalog: Catalog) -> list[Group]:
         first = (not found or found[0].writer == "") and not _is_loose(flat, named)
         group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
         found = [group, *found] if first else [*found, group]
-    return found
+    return _with_average(found)
+
+
+def _with_average(groups: list[Group]) -> list[Group]:
+    """The groups with an average among the tensors of the model, under a prefix, as a group of its own."""
+    split = split_average(groups[0].tensors) if groups else None
+    if split is None:
+        return groups
+    model, average = groups[0], replace(groups[0], name="ema", tensors=split[1], objects={})
+    if any(group.name == average.name for group in groups):
+        return groups
+    return [replace(model, tensors=split[0]), *groups[1:], average]
 
 
 def _joined(groups: Sequence[Group], found: Sequence[Group]) -> list[Group]:

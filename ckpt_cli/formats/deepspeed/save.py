@@ -25,6 +25,11 @@ from ckpt_cli.formats.torch_files.state_dict import read_state
 LISTS_FROZEN = 2
 """The lowest stage of ZeRO that lists frozen parameters."""
 
+EXPERTS = "deepspeed_moe."
+"""What the names of a layer with experts have in them: before ``gate.``, in the model states, and before ``experts.``."""
+
+LEFT_EXPERTS = "files of an older save with more experts may be left in the folder: move them to another one"
+
 
 @dataclass(frozen=True)
 class Save:
@@ -271,6 +276,7 @@ def _check_experts(save: Save) -> None:
     listed = [count for count in counts if type(count) is int] if isinstance(counts, (list, tuple)) else []
     if not any(count > 1 for count in listed) and not save.experts:
         return
+    _refuse_left_experts(save, listed)
     by_layer: dict[int, set[int]] = {}
     for layer, expert in save.names.experts:
         by_layer.setdefault(layer, set()).add(expert)
@@ -282,8 +288,7 @@ def _check_experts(save: Save) -> None:
                 if count
                 else f"there is no MoE layer {layer}"
             )
-            hint = "files of an older save with more experts may be left in the folder: move them to another one"
-            raise MixedWorldSizes(text, path=path, expected="files of one save", hint=hint)
+            raise MixedWorldSizes(text, path=path, expected="files of one save", hint=LEFT_EXPERTS)
     layers = len(listed) if len(listed) > 1 else max(by_layer, default=0) + 1
     for layer in range(min(layers, len(by_layer) + 1)):
         held = by_layer.get(layer, set())
@@ -294,7 +299,31 @@ def _check_experts(save: Save) -> None:
             raise MissingShard(f"expert {missing} of MoE layer {layer} is missing", path=save.root, expected=str(save.root / wanted))
 
 
+def _refuse_left_experts(save: Save, listed: Sequence[int]) -> None:
+    """Raise MixedWorldSizes for experts of layers that the model states have nothing of: each layer's gate is among these."""
+    if not save.names.experts or save.layers or save.first.entries.get("ds_autoep_layers"):
+        return
+    held = [states for ranks in save.models.values() for states in ranks.values()]
+    names = [name for states in held for group in (states.module or {}, *(states.groups or ()), states.frozen) for name in group]
+    known = {name.partition(EXPERTS)[0] for name in names if EXPERTS in name}
+    if not known and listed:
+        return  # gates that were left out when saving, as frozen parameters
+    strange = next((name for name in save.experts if not known or (EXPERTS in name and name.partition(EXPERTS)[0] not in known)), None)
+    if strange is not None or not known:
+        lacks, them = ("experts of this layer", "them") if known else ("experts", "some")
+        text = f"{save.first.path.name} knows of no {lacks}, and there are files of {them}"
+        path = save.root if known else next(iter(save.names.experts.values()))
+        raise MixedWorldSizes(text, path=path, tensor=strange, expected="files of one save", hint=LEFT_EXPERTS)
+
+
 def _check_layers(save: Save) -> None:
+    if save.layers and save.first.module:
+        raise MixedWorldSizes(
+            f"{save.first.path.name} holds the whole model, and there are files of a pipeline's layers",
+            path=next(iter(save.names.layers.values())),
+            expected="files of one save",
+            hint="files of an older save as a pipeline may be left in the folder: move them to another one",
+        )
     if not save.is_pipeline or save.names.parameters:
         return
     degrees = as_dict(save.first.entries.get("checkpoint_parallel_dimensions")) or {}

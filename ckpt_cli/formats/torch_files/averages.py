@@ -23,10 +23,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.formats.torch_files.matrices import is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_state_key
+from ckpt_cli.names import stripped_names
 
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
@@ -86,20 +88,29 @@ def averaged_alone(entries: Mapping[Any, Any]) -> dict[Any, Any]:
 def split_average(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]] | None:
     """An average in the state dict of the model, under a prefix: the model without it, and the average under the model's names.
 
-    Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names.
+    Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names. Names are compared without the
+    parts of wrappers, which often only the model has: an average is made of the bare modules.
     """
-    names = [name for name in entries if isinstance(name, str)]
-    firsts = dict.fromkeys(name.partition(".")[0] for name in names if "." in name)
+    bare = _bare_names([name for name in entries if isinstance(name, str)])
+    firsts = dict.fromkeys(name.partition(".")[0] for name in bare.values() if "." in name)
     averages = list(itertools.islice((first for first in firsts if AVERAGE.fullmatch(first)), MAX_STARTS))
     for prefix in (f"{first}.{module}" for first in averages for module in ("", "module.")):
-        inside = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        inside = {name: short.removeprefix(prefix) for name, short in bare.items() if short.startswith(prefix)}
         averaged = {name: short for name, short in inside.items() if short not in COUNTERS}
-        others = [name for name in names if name not in inside]
-        partners = _partners(list(averaged.values()), others) if averaged else None
+        others = {short: name for name, short in bare.items() if name not in inside}
+        partners = _partners(list(averaged.values()), list(others)) if averaged else None
         if partners is not None:
             model = {name: node for name, node in entries.items() if name not in inside}
-            return model, {partners[short]: entries[name] for name, short in averaged.items()}
+            return model, {others[partners[short]]: entries[name] for name, short in averaged.items()}
     return None
+
+
+def _bare_names(names: list[str]) -> dict[str, str]:
+    """Names without the parts of wrappers; as they are where two would become one, which is refused elsewhere."""
+    try:
+        return stripped_names(names)
+    except Inconsistent:
+        return {name: name for name in names}
 
 
 def _partners(shorts: list[str], others: list[str]) -> dict[str, str] | None:

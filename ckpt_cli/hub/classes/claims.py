@@ -83,7 +83,7 @@ def claim_for(
 ) -> Claim:
     """Compare a planned output with the class (``kind``) and with the counts in its config.
 
-    ``change`` says which prefix was removed from names for this, or added to them. ``on_purpose`` are names that
+    ``change`` says which prefix was removed from names for this, or without a comparison, or added to them. ``on_purpose`` are names that
     filters or a key map left out: they are not lacking. ``uncommon`` are those that --intersect left out, which proves nothing: they are
     lacking where the class has them. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
@@ -106,7 +106,8 @@ def claim_for(
             them = "it" if len(left_out) == 1 else "them"
             text = f"--intersect leaves out {few(grouped(left_out), 3)}, and nothing tells whether the model needs {them}: {kind}"
             notes.append(Note("warning", "left-out-unproved", text))
-        return Claim(f"as the training named them, not compared: {kind}", None, tuple(notes), counted, shortage=shortage, odd_counts=counts)
+        text = f"{change or 'as the training named them'}, not compared: {kind}"
+        return Claim(text, None, tuple(notes), counted, shortage=shortage, odd_counts=counts)
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if fit.is_foreign and naming == "native":
         text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
+from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
@@ -102,6 +103,7 @@ def select_tensors(
     mapped_out: dict[str, Tensor] = {}
     stripped = stripped_names(component.tensors)
     mapped = mapped_names(stripped.values(), rules)
+    refuse_made_of_part(mapped if rules else {})
     unused = [f"a rule of the key map has no effect: no tensor name {wanted}" for wanted in unused_rules(stripped.values(), rules)]
     notes += [Note("warning", "unused-rule", text) for text in unused]
     native: dict[str, Tensor] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
+from ckpt_cli.hub.classes.computed.parametrized import computed_hint
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, needs, usual_but_absent
@@ -254,6 +255,9 @@ def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collect
     for glob in (name for name in made.lacking if name.endswith(".*")):  # what is counted has no shapes
         start = glob.removesuffix("*")
         wanted |= {start + end: shape for name, shape in others.items() if (end := name.partition(f".{start}")[2])}
+    hint, are_all = computed_hint(wanted, names)
+    if hint:
+        return hint, are_all
     moved = moved_names(wanted, others)
     rules = renaming_rules(moved, trained)
     if moved and rules is not None:
@@ -261,7 +265,8 @@ def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collect
         return f"{there}; {_flags('--key-map', rules)} gives them theirs", len(moved) == len(wanted)
     if not wanted or Counter(wanted.values()) - Counter(others.values()):
         return "", False
-    return f"{few(grouped(list(others)), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
+    alike = [name for name, shape in others.items() if shape in wanted.values()]
+    return f"{few(grouped(alike), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:

@@ -20,6 +20,7 @@ from ckpt_cli.hub.classes.prediction import of_prediction
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.classes.shapes.config_numbers import config_numbers
 from ckpt_cli.hub.classes.shapes.cut_tensors import Fitting, cut_tensors
+from ckpt_cli.hub.classes.shapes.other_cuts import other_cuts
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
@@ -222,6 +223,8 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     missing = {name: shape for name, shape in shapes.items() if not {name, tied.get(name), owners.get(name)} & held.keys()}
     optional = _popped(missing, known.optional)
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
+    fine = other_cuts(reshaped, held, kind.rules)
+    reshaped = {name: pair for name, pair in reshaped.items() if name not in fine}
     count = len(shapes) - len(missing) - len(optional) - len(reshaped) - len(stand_ins)
     # A loader that finds a tied tensor beside its owner takes its shape as seriously as that of any other.
     beside = {name: owner for name, owner in tied.items() if name in held and name not in shapes and owner in shapes}

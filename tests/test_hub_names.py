@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import UsageError
+from ckpt_cli.dtypes import BY_TORCH
+from ckpt_cli.errors import Inconsistent, UsageError
 from ckpt_cli.hub.classes.known_names import class_names
-from ckpt_cli.hub.classes.names import native_names, natural_key, renamed_for_hub, unknown_operations
+from ckpt_cli.hub.classes.names import hub_tensors, native_names, natural_key, renamed_for_hub, unknown_operations
 from ckpt_cli.hub.classes.rules import FILE, rules_for
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.names import Naming
-from tests.architectures import COMPILED, MODELS, answered_here, build
+from ckpt_cli.tensors.tensor import Tensor
+from tests.architectures import COMPILED, DENSE, EXPERTS, GROUPS, LATENT, MODELS, answered_here, build
 from tests.tensors import differences, load
 from tests.training import trained
 
@@ -194,6 +196,58 @@ class TestTheShippedRules:
                 names = [name.replace("{}", "0") for name in known.native]
                 changed += [(key, old, new) for old, new in native_names(names, rules).items() if old != new]
         assert changed == []
+
+    def test_leave_what_they_made_alone(self) -> None:
+        """Expressions for names in memory match parts of names of the hub: "conv1d.weight" is in "q_conv1d.weight"."""
+        changed = []
+        for key, entry in json.loads(FILE.read_text())["models"].items():
+            model_type, _, kind = key.partition("/")
+            config = {"model_type": model_type, "architectures": [kind]}
+            rules = rules_for(config) if entry is not None else None
+            if rules is not None and not unknown_operations(rules):
+                names = {name for name in (pattern.replace("{}", "0") for pattern in rules.hub) if rules.only_on_hub(name)}
+                made = hub_tensors({name: Tensor(name, BY_TORCH["float32"], (1,), ()) for name in names}, rules, config)
+                changed += [(key, name) for name in made.keys() ^ names]
+        assert changed == []
+
+    def test_leave_a_saved_model_alone_of_which_they_match_parts(self, tmp_path: Path) -> None:
+        options = {
+            **DENSE, **EXPERTS, **LATENT, **GROUPS, "head_dim": 8, "num_hidden_layers": 4, "num_experts": 4, "num_shared_experts": 1,
+            "layer_group_size": 2, "moe_shared_expert_intermediate_size": 24, "num_nextn_predict_layers": 0,
+        }  # fmt: skip
+        model = build("BailingHybridForCausalLM", "bailing_hybrid", options)
+        model.save_pretrained(tmp_path / "saved")
+        assert any(name.endswith("q_conv1d.weight") for name in load(tmp_path / "saved"))
+        ckpt_cli.merge(tmp_path / "saved", tmp_path / "out")
+        ckpt_cli.merge(trained(model, tmp_path), tmp_path / "again")
+        for made in ("out", "again"):
+            assert differences(load(tmp_path / made), load(tmp_path / "saved")) == []
+
+    @pytest.mark.parametrize("sizes", [(16, 16, 32), (24, 24, 16), (22, 22, 20)], ids=["heads", "others", "equal"])
+    def test_cut_what_files_may_divide_otherwise(self, sizes: tuple[int, ...], tmp_path: Path) -> None:
+        """Query, key and value of other sizes: save_pretrained cuts their convolution in thirds, and loaders join any parts."""
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        model = build("OlmoHybridForCausalLM", "olmo_hybrid", {**DENSE, **linear, "num_hidden_layers": 4})
+        run = trained(model, tmp_path)
+        ckpt_cli.merge(run, tmp_path / "out")
+        assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
+        weights = load(tmp_path / "saved")
+        for layer in {name.rpartition(".q_conv1d")[0] for name in weights if ".q_conv1d" in name}:
+            names = [f"{layer}.{part}_conv1d.weight" for part in "qkv"]
+            joined = torch.cat([weights[name] for name in names])
+            weights |= {name: part.clone() for name, part in zip(names, joined.split(sizes), strict=True)}
+        save_file(weights, tmp_path / "saved" / "model.safetensors", metadata={"format": "pt"})
+        made = ckpt_cli.merge(tmp_path / "saved", tmp_path / "again").outputs[0]
+        assert made.compared is not None
+        assert made.compared.fitting == made.compared.expected
+        assert not made.compared.reshaped
+        assert "wrong-shape" not in {item.code for item in ckpt_cli.verify(tmp_path / "again").findings}
+        back = type(model).from_pretrained(tmp_path / "again").state_dict()
+        assert all(torch.equal(back[name], value) for name, value in model.state_dict().items())
+        names = [name for name in weights if name.endswith("v_conv1d.weight")]
+        save_file({**weights, names[0]: weights[names[0]][1:].clone()}, tmp_path / "saved" / "model.safetensors")
+        with pytest.raises(Inconsistent):
+            ckpt_cli.merge(tmp_path / "saved", tmp_path / "cut")
 
     @pytest.mark.parametrize(
         ("model_type", "kind", "native", "hub"),

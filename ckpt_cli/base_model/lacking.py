@@ -11,6 +11,7 @@ from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.boxes import shape_text
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.classes.claims import Claim
+from ckpt_cli.hub.classes.computed.recomputed import is_recomputed
 from ckpt_cli.hub.classes.prediction import PART, of_prediction
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.tied_names import tied_pair
@@ -20,11 +21,6 @@ from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
-
-BUFFER = re.compile(
-    r"(.+\.)?((original_)?inv_freq|(cos|sin)_cached|masked_bias|position_ids|token_type_ids|num_batches_tracked|attn\.bias)", re.ASCII
-)
-"""What models compute anew, or count, and older files hold. Biases of this name are causal masks if they have four dimensions."""
 
 OF_QUANTISED = re.compile(
     r"(?P<module>.+)\.(qweight|qzeros|scales|g_idx|SCB|absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+|weight\.(absmax|"
@@ -80,7 +76,7 @@ def lacks_of_base(
         if name not in held
         and name not in besides
         and together.get(name) not in present
-        and not _is_buffer(name, tensor)
+        and not is_recomputed(name, tensor.shape)
         and not _other_form(name, modules, held, base)
     }
     plain = {f"{found['module']}.weight" for found in map(OF_QUANTISED.fullmatch, base) if found is not None}
@@ -116,10 +112,6 @@ def with_lacks(claim: Claim, lacks: LacksOfBase) -> Claim:
     notes = (*claim.notes, *((Note("warning", "left-out-of-base", lacks.text),) if lacks.perhaps else ()))
     shortage = claim.shortage or ("" if claim.lacking else lacks.shortage)
     return replace(claim, lacking={**claim.lacking, **surely}, notes=notes, shortage=shortage)
-
-
-def _is_buffer(name: str, tensor: Tensor) -> bool:
-    return BUFFER.fullmatch(name) is not None and (not name.endswith("attn.bias") or len(tensor.shape) == 4)
 
 
 def _other_form(name: str, modules: Collection[str], held: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> bool:

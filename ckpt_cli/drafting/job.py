@@ -221,6 +221,7 @@ def _class_comparison(claim: Claim) -> ClassComparison | None:
         expected=fit.expected,
         fitting=fit.fitting,
         missing=tuple(fit.missing),
+        optional=tuple(fit.optional) if fit.expected is not None else (),
         reshaped=tuple(fit.reshaped),
         extra=fit.extra,
     )

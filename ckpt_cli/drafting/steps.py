@@ -15,6 +15,7 @@ from ckpt_cli.dtypes import BASE, CAST_NAMES
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
+from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_optional_of_base
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.config import not_loaded
@@ -122,17 +123,18 @@ def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
     claim = compared_claim(draft)
     if not draft.by_base:
         claim = _with_lacks_of_base(claim, draft, setting)
-        return replace(draft, claim=without_allowed(claim, setting.options.allow_missing))
+        return replace(draft, claim=with_optional_notes(without_allowed(claim, setting.options.allow_missing)))
     # The base decides what belongs to the model, also where its config has a place for more.
     text = f"{len(claim.lacking)} of the tensors of {claim.named} are also missing in the base: {few(list(claim.lacking), 3)}"
     notes = (*claim.notes, Note("warning", "missing-in-base", text)) if claim.lacking else claim.notes
-    return replace(draft, claim=replace(claim, lacking={}, notes=notes))
+    return replace(draft, claim=with_optional_notes(replace(claim, lacking={}, notes=notes)))
 
 
 def _with_lacks_of_base(claim: Claim, draft: Draft, setting: Setting[Options]) -> Claim:
-    """With what only the base has, where no class says which tensors there must be."""
+    """With what only the base has, where no class says that there must be such tensors."""
     held, base, options, selection = setting.of_base, setting.base, setting.options, draft.selection
-    if held is None or base is None or (claim.fit is not None and claim.fit.expected is not None):
+    of_class = claim.fit is not None and claim.fit.expected is not None
+    if held is None or base is None or (of_class and not claim.computing):
         return claim
     config = draft.assets.config
     alike = named_alike(held, selection.kind, selection.naming, config)
@@ -140,6 +142,8 @@ def _with_lacks_of_base(claim: Claim, draft: Draft, setting: Setting[Options]) -
     together = tied_together({*alike, *draft.tensors}, config, selection.kind, selection.naming)
     if not wanted.keys() - draft.tensors.keys() or not may_lack(draft.stored, held, config, base.config):
         return claim
+    if of_class:
+        return with_optional_of_base(claim, wanted.keys())
     return with_lacks(claim, lacks_of_base(draft.tensors, wanted, config, base.config, together, draft.on_purpose))
 
 

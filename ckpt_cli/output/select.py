@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import like_factors, like_factors_text, other_adapters
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
 from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
@@ -116,6 +117,7 @@ def select_tensors(
     if is_guess and _is_saved_by_class(component, config):
         is_guess, stripped = False, stripped_names(component.tensors, keep_module=True)
     mapped = mapped_names(stripped.values(), rules)
+    refuse_made_of_part(mapped if rules else {})
     unused = [f"a rule of the key map has no effect: no tensor name {wanted}" for wanted in unused_rules(stripped.values(), rules)]
     notes += [Note("warning", "unused-rule", text) for text in unused]
     native: dict[str, Tensor] = {}

@@ -21,7 +21,7 @@ class ClassComparison(Frozen):
     """Tensors against those of the model class that config.json names; ``shapes``: shapes were compared as well as names.
 
     ``fitting`` of ``expected`` tensors of the class are there (``expected`` is None where only names by pattern are known). ``extra``
-    are tensors without a place in the class.
+    are tensors without a place in the class, ``optional`` those that are not there and that loaders do without, or make anew.
     """
 
     architecture: str
@@ -32,6 +32,7 @@ class ClassComparison(Frozen):
     missing: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 class PartDone(Frozen):

@@ -170,6 +170,9 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
             finding("missing-tensor", f"the class has it with shape {shape_text(shape)} ({fit.origin})", tensor=name)
             for name, shape in fit.missing.items()
         ]
+        for name, shape in fit.optional.items():
+            code = "optional-tensor" if name in fit.computing else "recomputed-tensor"
+            found.append(finding(code, f"the class has it with shape {shape_text(shape)} ({fit.origin})", tensor=name))
     for name, (wanted, stored) in fit.reshaped.items():
         code = "cut-tensor" if name in fit.cut else "wrong-shape"
         found.append(finding(code, f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))

@@ -88,6 +88,17 @@ KINDS: dict[str, Kind] = {
     ),
     "index-total": Kind("warning", "headers", "the total size in the index (bytes) is not that of the tensors"),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, but the weights lack it", AGAIN),
+    "optional-tensor": Kind(
+        "warning",
+        "headers",
+        "the model class has this tensor, but the weights lack it, and loaders set it to its initial value without a word",
+        "merge again with --carry-from-base, if the training had values of it",
+    ),
+    "recomputed-tensor": Kind(
+        "info",
+        "headers",
+        "the weights lack this tensor, which models compute anew, count with, or do not use",
+    ),
     "less-than-model": Kind("error", "headers", "an average lacks a tensor that the model beside it has"),
     "cut-tensor": Kind(
         "error", "headers", "a tensor is not whole: it has another shape than the config asks for, which others of the model fit", COMPARE
@@ -250,7 +261,7 @@ KINDS: dict[str, Kind] = {
     ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "missing-of-base": Kind(
-        "error", "base", "the base has this tensor, which is missing, and no class was compared that could do without it", AGAIN
+        "error", "base", "the base has this tensor, which is missing, and no class was compared that works without it", AGAIN
     ),
     "left-out-of-base": Kind(
         "warning", "base", "only the base has this tensor, and something says that a model may do without: the message says what"

@@ -17,7 +17,7 @@ from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.findings import finding
 
-MISSING = ("missing-tensor", "missing-layers", "not-proved", "missing-of-base", "left-out-of-base")
+MISSING = ("missing-tensor", "missing-layers", "not-proved", "missing-of-base", "left-out-of-base", "optional-tensor", "recomputed-tensor")
 """Codes about tensors that are not there."""
 
 

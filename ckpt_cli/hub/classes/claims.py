@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
+from ckpt_cli.hub.classes.computed.parametrized import computed_hint
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
-from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, needs
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, needs, usual_but_absent
 from ckpt_cli.hub.config import Config
 from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -52,6 +53,7 @@ class Claim:
 
     ``lacking``: missing tensors (or globs) that a loader needs, and what is known about them; ``shortage`` says so in one sentence, where
     no class says how many there are. ``let_go`` are those that may be missing. ``odd_counts`` of config.json make loaders fail.
+    ``optional`` are tensors that are not there, which loaders make anew without a word; nobody left them out on purpose.
     """
 
     text: str
@@ -63,11 +65,18 @@ class Claim:
     shortage: str = ""
     let_go: tuple[str, ...] = ()
     odd_counts: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tensors of a class were found, in the shapes that it has."""
-        return self.fit is not None and self.fit.expected is not None and not self.fit.missing and not self.fit.reshaped
+        """Whether all tensors of a class were found, in the shapes that it has; but for those that make no difference."""
+        fit = self.fit
+        return fit is not None and fit.expected is not None and not (fit.missing or fit.reshaped or fit.computing)
+
+    @property
+    def computing(self) -> tuple[str, ...]:
+        """Those of the ``optional`` tensors with which the model computes."""
+        return tuple(name for name in self.optional if self.fit is not None and name in self.fit.computing)
 
 
 def claim_for(
@@ -85,7 +94,7 @@ def claim_for(
 
     ``change`` says which prefix was removed from names for this, or without a comparison, or added to them. ``on_purpose`` are names that
     filters or a key map left out: they are not lacking. ``uncommon`` are those that --intersect left out, which proves nothing: they are
-    lacking where the class has them. ``beside`` are names that the model has of which these are an
+    lacking where the class has them, also if a loader can do without. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
     """
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
@@ -112,11 +121,13 @@ def claim_for(
     if fit.is_foreign and naming == "native":
         text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind), odd_counts=counts)
+    fit = fit.needing([name for name in fit.computing if name in uncommon])
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
+    optional = tuple(name for name in fit.optional if name not in on_purpose and not fit.is_foreign and kind.has_shapes)
     if not kind.has_shapes:
         left_out = [name for name in uncommon if name not in shapes and needs(kind, name)]
         counted |= dict.fromkeys(left_out, "--intersect leaves it out, and the class has it")
-        notes += () if fit.is_foreign else _unproved(absent, kind)
+        notes += () if fit.is_foreign else _unproved([name for name in usual_but_absent(fit) if name not in on_purpose], kind)
         lacking = counted if not fit.is_foreign else {**counted, "*": f"none of the names is one of {printable(kind.kind)}"}
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
@@ -148,21 +159,24 @@ def claim_for(
     done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
     fit = replace(fit, extra=(*fit.extra, *mixed, *beyond))
-    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, "" if kind.has_shapes else shortage, odd_counts=counts)
+    shortage = "" if kind.has_shapes else shortage
+    return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, shortage, odd_counts=counts, optional=optional)
 
 
 def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
     """A claim in which tensors that match ``allowed`` (globs) are no longer lacking, but noted."""
     if not allowed:
         return made
-    let_go = [name for name in made.lacking if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)]
-    unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in made.lacking)]
+    absent = (*made.lacking, *made.optional)
+    let_go = [name for name in absent if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)]
+    unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in absent)]
     notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches no missing tensor") for p in unused]
     if let_go:
         text = f"missing, as --allow-missing permits: {few(grouped(let_go))} of {made.named}"
         notes.append(Note("warning", "missing-allowed", text))
     lacking = {name: what for name, what in made.lacking.items() if name not in let_go}
-    return replace(made, notes=(*made.notes, *notes), lacking=lacking, let_go=tuple(let_go))
+    optional = tuple(name for name in made.optional if name not in let_go)
+    return replace(made, notes=(*made.notes, *notes), lacking=lacking, let_go=tuple(let_go), optional=optional)
 
 
 def refuse_lacking(
@@ -242,6 +256,9 @@ def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collect
     for glob in (name for name in made.lacking if name.endswith(".*")):  # what is counted has no shapes
         start = glob.removesuffix("*")
         wanted |= {start + end: shape for name, shape in others.items() if (end := name.partition(f".{start}")[2])}
+    hint, are_all = computed_hint(wanted, names)
+    if hint:
+        return hint, are_all
     moved = moved_names(wanted, others)
     rules = renaming_rules(moved, trained)
     if moved and rules is not None:
@@ -249,7 +266,8 @@ def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collect
         return f"{there}; {_flags('--key-map', rules)} gives them theirs", len(moved) == len(wanted)
     if not wanted or Counter(wanted.values()) - Counter(others.values()):
         return "", False
-    return f"{few(grouped(list(others)), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
+    alike = [name for name, shape in others.items() if shape in wanted.values()]
+    return f"{few(grouped(alike), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:
@@ -299,9 +317,8 @@ def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
 
 
-def _unproved(absent: Mapping[str, Shape], kind: KnownClass) -> list[Note]:
+def _unproved(wanted: Sequence[str], kind: KnownClass) -> list[Note]:
     """Names by pattern that no tensor has. The shipped names come from one config, so this proves nothing."""
-    wanted = [name.replace("{}", "*") for name in absent if not name.endswith("bias")]
     if not wanted:
         return []
     text = f"{printable(kind.kind)} usually has tensors that are not here: {few(wanted)}; this is not proved: {kind.unknown}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
@@ -20,6 +21,7 @@ from ckpt_cli.hub.classes.prediction import of_prediction
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.classes.shapes.config_numbers import config_numbers
 from ckpt_cli.hub.classes.shapes.cut_tensors import Fitting, cut_tensors
+from ckpt_cli.hub.classes.shapes.other_cuts import other_cuts
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
@@ -85,12 +87,13 @@ class KnownClass:
 class Fit:
     """The result of a comparison with a class.
 
-    ``expected`` counts the tensors of the class that a file must have (None: only names by pattern were compared), ``fitting`` how
-    many tensors fit. ``missing`` maps names to shapes, ``reshaped`` to the shape of the class and the one there is; ``cut`` are those of
-    them whose shapes no other config would explain, by the ``proofs`` that others give; ``stand_ins`` maps tensors to those that the class
-    ties them to, where only the first is there, ``tied`` those that are stored although the class ties them to others; ``extra`` has no
-    place in the class, ``surplus`` are those of it that loaders join with others to a tensor of another shape. Of patterns, ``missing``
-    are those that no tensor has, with an empty shape.
+    ``expected`` counts the tensors of the class that a file should have (None: only names by pattern were compared), ``fitting`` how
+    many tensors fit. ``missing`` maps names to shapes, and so does ``optional``, of those that loaders make anew without a word;
+    ``reshaped`` maps to the shape of the class and the one there is; ``cut`` are those of them whose shapes no other config would
+    explain, by the ``proofs`` that others give; ``stand_ins`` maps tensors to those that the class ties them to, where only the first is
+    there, ``tied`` those that are stored although the class ties them to others; ``extra`` has no place in the class, ``surplus`` are
+    those of it that loaders join with others to a tensor of another shape. Of patterns, ``missing`` and ``optional`` are those that no
+    tensor has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
     the prefix that a wrapper (TRL's) adds to the model's names, ``doubles`` the base model's prefix if it is there twice,
@@ -114,11 +117,23 @@ class Fit:
     doubles: str = ""
     lacks: str = ""
     unknown: str = ""
+    optional: Mapping[str, Shape] = field(default_factory=dict)
+
+    @property
+    def computing(self) -> dict[str, Shape]:
+        """Those of the ``optional`` tensors with which the model computes."""
+        return {name: shape for name, shape in self.optional.items() if not is_idle(name, shape)}
 
     def name_in(self, names: Container[str], name: str) -> str:
         """The name, in a file with these ``names``, of a tensor that the comparison calls ``name``."""
         other = self.wrapper + self.doubles + name.removeprefix(self.lacks)
         return other if other in names else name
+
+    def needing(self, names: Collection[str]) -> Fit:
+        """The comparison with ``optional`` tensors of these names counted as ``missing``."""
+        needed = {name: shape for name, shape in self.optional.items() if name in names}
+        rest = {name: shape for name, shape in self.optional.items() if name not in needed}
+        return replace(self, missing={**self.missing, **needed}, optional=rest) if needed else self
 
     @property
     def is_foreign(self) -> bool:
@@ -199,21 +214,21 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
             kind, [name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name)]
         )
         needed = wanted - set(patterns.values()) - (_tied_patterns(kind, wanted) if ties_embeddings(kind.config) else set())
-        lacking = {name: () for name in sorted(needed) if not _matches(known.optional, name)}
+        lacking: dict[str, Shape] = dict.fromkeys(sorted(needed), ())
+        optional = _popped(lacking, known.optional)
         count = len(held) - len(extra)
-        return Fit(kind.kind, kind.origin, naming, count, None, lacking, extra=extra, unknown=kind.unknown)
+        return Fit(kind.kind, kind.origin, naming, count, None, lacking, extra=extra, unknown=kind.unknown, optional=optional)
     native = {name: shape for name, shape in known.native.items() if name in held or name not in known.tied}
     shapes = native if naming == "native" else known.hub
     tied = known.tied if naming == "native" else known.hub_tied
     stand_ins = _stand_ins(held, shapes, tied)
     owners = {owner: name for name, owner in stand_ins.items()}
-    missing = {
-        name: shape
-        for name, shape in shapes.items()
-        if not {name, tied.get(name), owners.get(name)} & held.keys() and not _matches(known.optional, name)
-    }
+    missing = {name: shape for name, shape in shapes.items() if not {name, tied.get(name), owners.get(name)} & held.keys()}
+    optional = _popped(missing, known.optional)
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
-    count = len(shapes) - len(missing) - len(reshaped) - len(stand_ins)
+    fine = other_cuts(reshaped, held, kind.rules)
+    reshaped = {name: pair for name, pair in reshaped.items() if name not in fine}
+    count = len(shapes) - len(missing) - len(optional) - len(reshaped) - len(stand_ins)
     # A loader that finds a tied tensor beside its owner takes its shape as seriously as that of any other.
     beside = {name: owner for name, owner in tied.items() if name in held and name not in shapes and owner in shapes}
     reshaped |= {name: (shapes[owner], held[name]) for name, owner in beside.items() if held[name] != shapes[owner]}
@@ -229,12 +244,18 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
         missing,
         reshaped,
         (),
-        _proofs_of(held, shapes, stand_ins, (*missing, *extra)) if reshaped else Fitting(),
+        _proofs_of(held, shapes, stand_ins, (*missing, *optional, *extra)) if reshaped else Fitting(),
         stand_ins,
         stored,
         extra,
         _surplus(kind, extra, shapes),
+        optional=optional,
     )
+
+
+def _popped(missing: dict[str, Shape], expressions: tuple[str, ...]) -> dict[str, Shape]:
+    """What is removed from ``missing``: names that a loader may lack."""
+    return {name: missing.pop(name) for name in [name for name in missing if _matches(expressions, name)]}
 
 
 def _proofs_of(held: Mapping[str, Shape], shapes: Mapping[str, Shape], stand_ins: Mapping[str, str], unmatched: Iterable[str]) -> Fitting:
@@ -266,10 +287,10 @@ def _stand_ins(held: Mapping[str, Shape], shapes: Mapping[str, Shape], tied: Map
 
 
 def needs(kind: KnownClass, name: str) -> bool:
-    """Whether a class of which only names by pattern are known has a tensor of this name, and neither ties it nor does without it."""
+    """Whether a class of which only names by pattern are known has a tensor of this name, and neither ties it nor works without it."""
     tied = kind.rules is not None and ties_embeddings(kind.config)
     untied = not (tied and _tied_patterns(kind, frozenset({pattern_of(name)[0]})))
-    return kind.knows(name) and untied and not _matches(kind.known.optional, name)
+    return kind.knows(name) and untied and not (_matches(kind.known.optional, name) and is_idle(name, ()))
 
 
 def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:
@@ -298,7 +319,8 @@ def _matches(expressions: tuple[str, ...], name: str) -> bool:
 
 def usual_but_absent(fit: Fit) -> list[str]:
     """Names by pattern, of a class of which only these are known, that no tensor has; whether it has biases, settings decide."""
-    return [name.replace("{}", "*") for name in fit.missing if not name.endswith("bias")] if fit.expected is None else []
+    usual = [*(name for name in fit.missing if not name.endswith("bias")), *fit.computing]
+    return [name.replace("{}", "*") for name in usual] if fit.expected is None else []
 
 
 NAMINGS: Mapping[FitNaming, str] = {"hub": "those of the hub", "native": "as the training named them", "older": "those of an older version"}

@@ -17,6 +17,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.hub.classes.gathered import TwoForms, applying, check_gathered, checked_axis, checked_parts
 from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
+from ckpt_cli.hub.classes.shapes.other_cuts import part_size
 from ckpt_cli.hub.config import Config
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.views import concatenated, interleaved, permuted, selected, sliced, stacked
@@ -35,10 +36,13 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
     what it joins, and where config and tensors disagree, naming tensor and rule.
     """
     state = _State(rules)
-    native = native_tensors(tensors, rules)
+    names_in_memory = native_names(tensors, rules)
+    native = {names_in_memory[name]: tensor for name, tensor in tensors.items()}
+    cut = {new for name, new in names_in_memory.items() if rules.only_on_hub(name)}
     gathered: dict[str, tuple[Conversion | None, Held, dict[str, list[str]]]] = {}
     for name in sorted(native, key=natural_key):
-        renamed, conversion, pattern = state.converted(name)
+        # The expressions for names in memory may match parts of names of the hub, of tensors that were re-cut already.
+        renamed, conversion, pattern = state.converted(name) if name not in cut else (name, None, name)
         if conversion is None:
             renamed, pattern = state.renamed(name), name
         first, held, names = gathered.setdefault(renamed, (conversion, {}, {}))
@@ -246,8 +250,11 @@ def _chunk(held: Held, _: Sequence[str], targets: Sequence[str], config: Config,
         count = checked_parts(tensor, tensor.shape[checked_axis(tensor, dim)], named, f"parts ({num_shards_attribute} in config.json)")
         targets = [targets[0].replace("*", str(i)) for i in range(count)]
     axis = checked_axis(tensor, dim)
-    size = tensor.shape[axis] // checked_parts(tensor, tensor.shape[axis], len(targets), "equal parts")
-    return {target: [sliced(tensor, axis, i * size, (i + 1) * size)] for i, target in enumerate(targets)}
+    length = tensor.shape[axis]
+    size = part_size(length, len(targets)) if num_shards_attribute is None and length % len(targets) else None
+    if size is None:
+        size = length // checked_parts(tensor, length, len(targets), "equal parts")
+    return {target: [sliced(tensor, axis, i * size, min((i + 1) * size, length))] for i, target in enumerate(targets)}
 
 
 def _concatenate(

@@ -94,6 +94,11 @@ class HubRules:
                     return tuple(name[: match.start()] + source.replace("\\", "") for source in rule.renaming.sources)
         return (name,)
 
+    def only_on_hub(self, name: str) -> bool:
+        """Whether a name is one of the hub that no tensor in memory has."""
+        pattern = pattern_of(name)[0]
+        return pattern in self.hub and pattern not in self.native
+
     def in_memory(self, name: str, renamed: str) -> bool:
         """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none."""
         pattern = pattern_of(name)[0]

@@ -32,8 +32,13 @@ def lacking_findings(
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> list[Finding]:
-    """Findings about tensors that only the base has, of a model whose class is not known; both have the names of the output."""
-    if config.expected is not None or not base.keys() - mine.keys():
+    """Findings about tensors that only the base has, where no class is known that works without; both have the names of the output."""
+    if config.expected is not None:
+        optional = [item.tensor for item in config.findings if item.code == "optional-tensor" and item.tensor in base]
+        return [
+            finding("missing-of-base", "the base has it, and loaders would set it to its initial value", tensor=name) for name in optional
+        ]
+    if not base.keys() - mine.keys():
         return []
     kind = known_class(config.config, {name: tensor.shape for name, tensor in mine.items()})
     together = tied_together({*base, *mine}, config.config, kind, "hub")

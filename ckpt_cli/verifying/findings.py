@@ -181,6 +181,12 @@ KINDS: dict[str, Kind] = {
     "lacks-config": Kind(
         "warning", "headers", "a model folder without config.json: transformers cannot load it", "copy the config.json of the model into it"
     ),
+    "no-model-config": Kind(
+        "warning",
+        "headers",
+        "config.json is none of a model, such as the settings of a training: transformers cannot load the folder",
+        "put the config.json of the model in its place",
+    ),
     "unloaded-name": Kind(
         "warning",
         "headers",

@@ -23,7 +23,7 @@ from ckpt_cli.tensors.component import Note
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
     """What an output lacks to be usable, and where it may come from. An output that is added to a folder has what is in that."""
     notes, partial = [], tokenizer_of(assets.files, assets.config)
-    notes += no_config_notes(assets)
+    notes += [*no_config_notes(assets), *aside_notes(assets)]
     lacking = [what.removeprefix("a ").removeprefix("an ") for what in assets.lacking if what not in partial.lacking]
     told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
     for path in (path for path in assets.broken if path not in told):
@@ -67,6 +67,14 @@ def no_config_notes(assets: Assets) -> list[Note]:
         text = f"{path} is no config of a model, it holds {what}: {instead}"
         notes.append(Note("warning" if is_warning else "info", "no-model-config", text))
     return notes
+
+
+def aside_notes(assets: Assets) -> list[Note]:
+    """What is said of files that may be weights of other forms."""
+    if not assets.aside:
+        return []
+    text = f"not copied, since these may hold other weights, or are copies that were put aside: {few(sorted(map(str, assets.aside)), 5)}"
+    return [Note("info", "put-aside", text)]
 
 
 def lost_notes(assets: Assets) -> list[Note]:

@@ -104,7 +104,7 @@ class TestNames:
 def model(folder: Path, *names: str) -> Path:
     folder.mkdir(parents=True)
     save_file({"a.weight": torch.arange(6.0).reshape(2, 3)}, folder / "model.safetensors")
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "own"}')
     return fill(folder, *names)
 
 

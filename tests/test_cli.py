@@ -172,7 +172,7 @@ class TestExitCodesAndErrors:
     def test_an_output_inside_the_base_is_5(self, run: Path, tmp_path: Path) -> None:
         base = tmp_path / "base"
         base.mkdir()
-        (base / "config.json").write_text("{}")
+        (base / "config.json").write_text('{"model_type": "own"}')
         assert_told(ckpt("merge", run, "--base", base, "-o", base / "out"), 5, "output-inside-source")
         assert sorted(path.name for path in base.iterdir()) == ["config.json"]
 

@@ -228,7 +228,7 @@ class TestModes:
         run = tmp_path / "run"
         run.mkdir()
         torch.save({"a": torch.ones(300), "b": torch.ones(300)}, run / SHARD)
-        (run / "config.json").write_text("{}")
+        (run / "config.json").write_text('{"model_type": "own"}')
         # The mode of a source says nothing about the output: shards are often private to the trainer.
         (run / "config.json").chmod(0o600)
         (run / SHARD).chmod(0o600)

@@ -41,7 +41,7 @@ def hub_folder(folder: Path, tensors: Mapping[str, torch.Tensor] = MODEL) -> Pat
         save_file({name: tensor}, folder / part)
     index = {"metadata": {}, "weight_map": dict(zip(tensors, parts, strict=True))}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "own"}')
     return folder
 
 
@@ -649,9 +649,9 @@ def test_what_is_left_out_is_on_the_screen(tmp_path: Path) -> None:
         assert "consolidated.safetensors: other weights beside model, not checked" in out
 
 
-def test_an_empty_config_stays_a_config(tmp_path: Path) -> None:
+def test_a_config_without_a_dtype_gets_one(tmp_path: Path) -> None:
     ckpt_cli.merge(hub_folder(tmp_path / "run"), tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"torch_dtype": "float32"}
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"torch_dtype": "float32", "model_type": "own"}
 
 
 def test_a_file_with_nothing_but_extra_state_holds_no_tensor(tmp_path: Path) -> None:
@@ -854,7 +854,7 @@ class TestABaseThatIsARun:
     @pytest.mark.parametrize("weights", [False, True])
     def test_is_no_base_of_adapters_alone(self, layouts: Path, tmp_path: Path, weights: bool) -> None:
         base = layouts / "verl-run" / "run" if weights else tmp_path
-        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "config.json").write_text('{"model_type": "own"}')
         with pytest.raises(NotFound, match=self.TOLD if weights else "the base has no weights"):
             ckpt_cli.merge(layouts / "verl-lora" / "lora_only", tmp_path / "out", base=base)
 

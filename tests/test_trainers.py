@@ -263,7 +263,7 @@ def test_a_config_is_found_wherever_it_lies(index: int, place: str, tmp_path: Pa
     tree = build(row, row.formats[0], row.weights[0], tmp_path, data)
     assert tree.step is not None
     folder = {THE_RUN: tree.run, "the step": tree.step, "the weights": tree.weights}[place]
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "own"}')
     (folder / "tokenizer.json").write_text("{}")
     found = ckpt_cli.detect(tree.run).checkpoint
     assert found.assets == ("config.json", "tokenizer.json")
@@ -283,7 +283,7 @@ def test_a_config_of_the_row_is_found(index: int, name: str, tmp_path: Path, dat
     assert tree.step is not None
     folder = Path(os.path.normpath(tree.weights / name))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"model_type": "own"}')
     assert "config.json" in ckpt_cli.detect(tree.step).checkpoint.assets
 
 

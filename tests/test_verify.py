@@ -181,6 +181,29 @@ def take_another_tokenizer(out: Path) -> None:
     (out / "tokenizer.json").write_text(json.dumps(tokenizer(65)))
 
 
+def put_arguments_in_its_place(out: Path) -> None:
+    (out / "config.json").write_text(json.dumps({"model_name_or_path": "Qwen/Qwen3", "learning_rate": 1e-5}))
+
+
+def say_that_it_is_quantised(out: Path) -> None:
+    (out / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+
+
+def lose_the_vocabulary(out: Path) -> None:
+    (out / "tokenizer.json").unlink()
+    (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+
+
+def hold_other_adapters(out: Path) -> None:
+    module = QUERY.removesuffix(".weight")
+    added = {f"{module}.lokr_w1": torch.ones(4, 4), f"{module}.lokr_w2": torch.ones(4, 4)}
+    change(owner(out, QUERY), lambda tensors: tensors.update(added))
+
+
+def name_a_class_of_images(out: Path) -> None:
+    in_config(out, architectures=["Qwen2VLForConditionalGeneration"], model_type="qwen2_vl")
+
+
 def flip_a_bit(out: Path) -> None:
     path = owner(out, QUERY)
     content = bytearray(path.read_bytes())
@@ -248,7 +271,12 @@ DEFECTS: dict[str, Callable[..., None]] = {
     "config.json is of a larger model": want_more_layers,
     "config.json is of a smaller model": want_fewer_layers,
     "config.json is not valid JSON": break_the_config,
+    "config.json holds the arguments of a training": put_arguments_in_its_place,
+    "a file says that plain weights are quantised": say_that_it_is_quantised,
     "the tokenizer is of another model": take_another_tokenizer,
+    "the vocabulary of the tokenizer is missing": lose_the_vocabulary,
+    "config.json is of a model of images": name_a_class_of_images,
+    "adapters of another kind are beside the weights": hold_other_adapters,
     "one bit is flipped": flip_a_bit,
     "two tensors of one shape are swapped": swap_two_tensors,
     "two experts are swapped": permute_experts,

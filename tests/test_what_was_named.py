@@ -19,7 +19,7 @@ BESIDE = {"other-folders", "other-model", "other-weights", "adapters-beside", "u
 def models_beside(folder: Path) -> None:
     """Models that have nothing to do with the file, each with a config."""
     for name, value in (("a1", 1.0), ("checkpoint_old", 2.0)):
-        (model(folder / name, value) / "config.json").write_text("{}")
+        (model(folder / name, value) / "config.json").write_text('{"model_type": "own"}')
     (model(folder / "lora", 3.0) / "adapter_config.json").write_text("{}")
 
 

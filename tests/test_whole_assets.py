@@ -42,7 +42,7 @@ def model(folder: Path, *names: str, **configs: Any) -> Path:
     save_file({"a.weight": torch.arange(6.0).reshape(2, 3)}, folder / "model.safetensors", metadata={"format": "pt"})
     for name in names:
         (folder / name).write_text(TEXTS.get(name, "{}"))
-    for name, content in {"config": {}, **configs}.items():
+    for name, content in {"config": {"model_type": "own"}, **configs}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 

@@ -89,7 +89,7 @@ def lacks_of_base(
     absent = {name: tensor for name, tensor in absent.items() if name not in asked}  # the comparison with the config tells of them
     foreign = others.keys() - moved.values()
     kinds = architecture(config), architecture(base_config)
-    if foreign or (config and base_config and kinds[0] != kinds[1]):
+    if foreign or (None not in kinds and kinds[0] != kinds[1]):
         why = f"these are not in the base: {few(grouped(sorted(foreign)), 3)}" if foreign else "its config.json names another class"
         return LacksOfBase({}, tuple(absent), why)
     predicting = [name for name in absent if PART.search(name)]

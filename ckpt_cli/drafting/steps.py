@@ -14,6 +14,7 @@ from ckpt_cli.drafting.draft import Draft, Options, Setting
 from ckpt_cli.dtypes import BASE, CAST_NAMES
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.assets import CONFIG, config_notes
+from ckpt_cli.hub.beside.codes import without_settings_of_codes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_optional_of_base
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
@@ -49,6 +50,7 @@ def finished(draft: Draft, setting: Setting[Options], weights_name: str, matched
     if matched is not None:
         draft = matched(draft, setting)
     draft = _with_dtypes_of_base(draft, setting)
+    draft = _with_fitting_settings(draft, setting)
     draft = _claimed(draft, setting)
     draft = _planned(draft, setting, weights_name)
     return _noted(draft, setting, weights_name)
@@ -114,6 +116,12 @@ def _with_dtypes_of_base(draft: Draft, setting: Setting[Options]) -> Draft:
         return draft
     dtypes, notes = dtypes_of_base(draft.tensors, setting.of_base)
     return noted(replace(draft, dtypes=dtypes), notes)
+
+
+def _with_fitting_settings(draft: Draft, setting: Setting[Options]) -> Draft:
+    """Without what a base says of its weights, and is not true of these."""
+    assets, notes = without_settings_of_codes(draft.assets, draft.tensors, setting.base.folder if setting.base is not None else None)
+    return noted(replace(draft, assets=assets), notes)
 
 
 def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:

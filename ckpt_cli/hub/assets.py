@@ -21,9 +21,11 @@ from ckpt_cli.files.folders import Folders, files_in, folders_in, is_file, is_fo
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Watched, read_small, side_file
+from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import (
     ASSET_PATTERN,
     CODE_FOLDER,
+    MAX_UNKNOWN,
     NO_ASSETS,
     OF_FOLDERS,
     OF_VOCABULARY,
@@ -32,6 +34,7 @@ from ckpt_cli.hub.beside.names import (
     VOCABULARIES,
     has_weight_suffix,
     is_asset_name,
+    is_put_aside,
     is_unknown,
 )
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
@@ -59,11 +62,16 @@ MODULES = "modules.json"
 
 
 class Seen(dict[Path, Watched]):
-    """Files as they were before anything was read of them; ``broken`` are links in their folders that lead nowhere."""
+    """Files as they were before anything was read of them; ``broken`` are links in their folders that lead nowhere.
+
+    ``no_configs`` are files named config.json that hold something else, and what; ``aside`` are copies, archives and large unknown files.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.broken: list[Path] = []
+        self.no_configs: dict[Path, str] = {}
+        self.aside: list[Path] = []
 
     def at(self, path: Path) -> Watched:
         """A file as it was when it was first asked for. Raises what opening raises."""
@@ -88,7 +96,8 @@ class Assets:
     ``made``: there is no config.json, and ``config`` is what the training's arguments say. ``unused`` are files of the run's tokenizer,
     which is not usable alone, so that all of it is that of the base. ``watched`` are the files, and others that say what the weights
     mean, as they were before any of them was read. ``broken`` are links that lead nowhere, in whose place there is nothing of the run.
-    ``lost`` is what another step of the run has of them.
+    ``no_configs`` are files named config.json that were passed over, each with what it holds; ``aside`` are files of
+    a base that were not copied, since they may be weights. ``lost`` is what another step has of them.
     """
 
     files: Mapping[str, Path]
@@ -98,6 +107,8 @@ class Assets:
     unused: tuple[str, ...] = ()
     watched: tuple[Watched, ...] = ()
     broken: tuple[Path, ...] = ()
+    no_configs: Mapping[Path, str] = field(default_factory=dict)
+    aside: tuple[Path, ...] = ()
     lost: Lost = NOTHING_LOST
 
     @property
@@ -116,11 +127,11 @@ class Assets:
 def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
-    The first folder with a config.json decides for the run, and if that has no tokenizer, the first one with a tokenizer; ``base`` only
-    adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an asset but weights,
-    what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets comes from there.
-    Of Python files only those that a config names as its custom code, and what these import: trainers leave scripts such as
-    ``zero_to_fp32.py``.
+    The first folder with a config.json of a model decides for the run, and if that has no tokenizer, the first one with a tokenizer;
+    ``base`` only adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an asset
+    but weights, what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets
+    comes from there. Of Python files only those that a config names as its custom code, and what these import: trainers leave scripts
+    such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files, without, seen = dict[str, Path](), dict[str, Path](), Seen()
@@ -158,7 +169,8 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     tokenizer = tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None
-    return Assets(files, config, tokenizer, unused=tuple(unused), watched=watched, broken=tuple(broken))
+    aside = tuple(path for path in seen.aside if files.get(path.name) != path)
+    return Assets(files, config, tokenizer, False, tuple(unused), watched, tuple(broken), seen.no_configs, aside)
 
 
 def _in_folders(files: Mapping[str, Path]) -> dict[str, Path]:
@@ -306,9 +318,22 @@ def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any
     seen.broken += [path for path in there.entries(folder) if path.suffix != ".py" and matters(path.name) and there.is_broken(path)]
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
+    if everything:
+        aside = [path for path in found.values() if is_put_aside(path.name) or (is_unknown(path.name) and _is_large(path, seen))]
+        seen.aside += aside
+        found = {name: path for name, path in found.items() if path not in aside}
+    if CONFIG in found:
+        seen.at(found[CONFIG])
+        why = no_model_config(found[CONFIG])
+        if why is not None:
+            seen.no_configs[found.pop(CONFIG)] = why
     modules = {path.stem: path for path in present if path.suffix == ".py"}
     code = custom_code(modules, [*json_of(found.values(), seen), *configs], folder) if modules else {}
     return found | code | _read_by(code.values(), there.files(folder, is_unknown) if code else [])
+
+
+def _is_large(path: Path, seen: Seen) -> bool:
+    return seen.at(path).identity.size > MAX_UNKNOWN
 
 
 def _read_by(code: Iterable[Path], files: Sequence[Path]) -> dict[str, Path]:

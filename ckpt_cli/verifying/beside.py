@@ -15,7 +15,7 @@ from ckpt_cli.files.folders import files_in, is_file, stays_inside
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.lacking import partial_text
-from ckpt_cli.hub.beside.names import is_asset_name
+from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG, is_asset_name
 from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
@@ -52,15 +52,16 @@ def _incomplete(files: Mapping[str, Path]) -> Iterator[Finding]:
     with contextlib.suppress(CkptError):  # it has its own checks
         config = read_config(files[CONFIG]) if CONFIG in files else {}
     tokenizer = tokenizer_of(files, config)
+    said = TOKENIZER_CONFIG if TOKENIZER_CONFIG in files else next(filter(is_trace, files))
     if tokenizer.lacking:
-        yield finding("partial-tokenizer", partial_text(tokenizer))
+        yield finding("partial-tokenizer", partial_text(tokenizer), file=said)
     elif not tokenizer.there and tokenizer.kind:
         there = few([name for name in files if is_trace(name)])
-        yield finding("partial-tokenizer", f"beside {there} there is no vocabulary that {printable(tokenizer.kind)} reads")
+        yield finding("partial-tokenizer", f"beside {there} there is no vocabulary that {printable(tokenizer.kind)} reads", file=said)
     processors = lacking_processors(files, config)
     if processors:
         text = f"{printable(architecture(config) or '')} is loaded with {' and '.join(processors)}, and no file holds {_any(processors)}"
-        yield finding("lacks-processor", text)
+        yield finding("lacks-processor", text, file=CONFIG)
 
 
 def _any(kinds: list[str]) -> str:

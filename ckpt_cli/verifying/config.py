@@ -15,6 +15,9 @@ from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.formats.safetensors.names import EMA, safetensors_part, stem_of
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.bagel import MARKS
+from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
+from ckpt_cli.hub.beside.model_config import no_model_config
+from ckpt_cli.hub.beside.names import OF_CODES
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
@@ -65,8 +68,9 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     bfloat16 model. ``loaded_as`` is the file by which loaders find them.
     """
     path = folder / CONFIG
-    if not is_file(path):
-        return without_config(tensors, written=written)
+    why = no_model_config(path) if is_file(path) else ""
+    if why is not None:
+        return without_config(tensors, written=written, instead=why)
     try:
         config = read_config(path)
         if written:
@@ -79,7 +83,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     found += _vocabulary(folder, tensors)
     beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
     found += [finding("token-ids", text, file=name) for name, text in special_ids_beyond(beside, config, tensors)]
-    found += [*_settings_beside(folder), *_name(folder, config, tensors, loaded_as)]
+    found += [*_settings_beside(folder), *_codes_beside(folder, tensors), *_name(folder, config, tensors, loaded_as)]
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     for item in mismatches(config, shapes, known=known, namings=namings):
@@ -110,14 +114,27 @@ def _settings_beside(folder: Path) -> Iterator[Finding]:
             yield from (finding("odd-setting", f"it says {text}", file=path.name) for text in odd_settings(read_config(path)))
 
 
-def without_config(tensors: Mapping[str, Tensor], *, written: bool) -> ConfigCheck:
-    """The finding if there is no config.json: a warning if the files are for loaders, which know them by their names."""
+def _codes_beside(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Files that tell engines of quantised weights where there are none."""
+    if tensors and not has_scales(tensors):
+        for path in files_in(folder, lambda name: OF_CODES.fullmatch(name) is not None):
+            yield finding("no-scales", no_scales_text(path.name), file=path.name)
+
+
+def without_config(tensors: Mapping[str, Tensor], *, written: bool, instead: str = "") -> ConfigCheck:
+    """The finding if there is no config.json of a model: a warning if the files are for loaders, which know them by their names.
+
+    ``instead`` is what a file of this name holds.
+    """
     odd = odd_dtypes(tensors, {}, "there is no config.json")
     names = {Path(piece.source.path).name for tensor in tensors.values() for piece in tensor.pieces}
     code = "lacks-config" if written and any(stem_of(name) == "model" for name in names) else "no-config"
-    return ConfigCheck(
-        {}, (*(finding(note.code, note.text) for note in odd), finding(code, "without config.json, names and shapes were not compared"))
-    )
+    told = finding(code, "without config.json, names and shapes were not compared")
+    if instead:
+        told = finding(
+            "no-model-config", f"it is no config of a model, it holds {instead}: names and shapes were not compared", file=CONFIG
+        )
+    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), told))
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor], kind: KnownClass | str) -> Iterator[Finding]:

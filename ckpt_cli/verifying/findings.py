@@ -141,7 +141,9 @@ KINDS: dict[str, Kind] = {
         "warning", "headers", "transformers has the class, but cannot build it from config.json: loading fails too", "correct config.json"
     ),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
-    "no-scales": Kind("warning", "headers", "config.json says that weights are quantised, but there are no scales"),
+    "no-scales": Kind(
+        "warning", "headers", "config.json, or a file of settings beside it, says that weights are quantised, but there are no scales"
+    ),
     "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or 8-bit codes where a model has floats"),
     "missing-layers": Kind(
         "error", "headers", "layers or experts that config.json counts are not there, or tensors that one layer alone lacks", AGAIN
@@ -197,6 +199,12 @@ KINDS: dict[str, Kind] = {
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
     "lacks-config": Kind(
         "warning", "headers", "a model folder without config.json: transformers cannot load it", "copy the config.json of the model into it"
+    ),
+    "no-model-config": Kind(
+        "warning",
+        "headers",
+        "config.json is none of a model, such as the settings of a training: transformers cannot load the folder",
+        "put the config.json of the model in its place",
     ),
     "unloaded-name": Kind(
         "warning",

@@ -95,6 +95,7 @@ def _names(result: VerifyResult) -> str:
         return result.names
     why = next((item.message for item in result.findings if item.code == "not-compared"), "")
     why = "there is no config.json" if _without_config(result) else why
+    why = "config.json is none of a model" if any(item.code == "no-model-config" for item in result.findings) else why
     return "not compared with a model class" + (f": {why}" if why else "")
 
 
@@ -178,12 +179,13 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
             if advice == AGAIN:
                 return None, "get the folder again from its origin"
             return None, f"move {item.file} away" if advice == MOVE and item.file else advice or None
-    if any(item.code == "lacks-config" for item in result.findings):
+    code = next((item.code for item in result.findings if item.code in ("lacks-config", "no-model-config")), None)
+    if code is not None:
         if result.made_by and "--base" not in result.made_by:
             # No command to copy: which folder it is nobody knows but the user.
             words = " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]])
             return None, f"with the base model as DIR, for its config: {words}"
-        return None, KINDS["lacks-config"].advice
+        return None, KINDS[code].advice
     if result.made_from is not None and not result.against:
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(result.made_from)}{_also(result)}", None
     if "full" not in result.levels and not result.against:

@@ -10,6 +10,7 @@ from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, same_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
+from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.names import few
@@ -41,7 +42,7 @@ def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
 
 def _others(homes: tuple[Path, ...], taken: Path) -> Iterator[Path]:
     for path in dict.fromkeys(folder / CONFIG for home in homes for folder in (home / HUB_FOLDER, home)):
-        if path != taken and is_file(path) and not same_file(path, taken):
+        if path != taken and is_file(path) and not same_file(path, taken) and no_model_config(path) is None:
             yield path
 
 

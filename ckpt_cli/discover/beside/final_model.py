@@ -16,6 +16,7 @@ from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, format_of, recognise
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.config import layer_count
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.tensors.component import Component, Note
@@ -39,7 +40,7 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
     name = main.first.name
     if name.startswith("adapter_model."):
         return None if is_file(folder / ADAPTER_CONFIG) else (name, f"there is no {ADAPTER_CONFIG} beside it")
-    if not is_file(folder / CONFIG):
+    if not is_file(folder / CONFIG) or no_model_config(folder / CONFIG) is not None:
         # BAGEL has a config per part.
         return None if is_file(folder / "llm_config.json") else (name, f"there is no {CONFIG} beside it")
     try:

@@ -11,7 +11,8 @@ from typing import Any
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import MODULES, Assets, Lost, Seen, home_of, json_of
+from ckpt_cli.hub.assets import CONFIG, MODULES, Assets, Lost, Seen, home_of, json_of
+from ckpt_cli.hub.beside.model_config import DOUBTFUL
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR, tokenizer_of
 from ckpt_cli.hub.custom_code import missing_code
@@ -23,6 +24,7 @@ from ckpt_cli.tensors.component import Note
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
     """What an output lacks to be usable, and where it may come from. An output that is added to a folder has what is in that."""
     notes, partial = [], tokenizer_of(assets.files, assets.config)
+    notes += [*no_config_notes(assets), *aside_notes(assets)]
     lacking = [what.removeprefix("a ").removeprefix("an ") for what in assets.lacking if what not in partial.lacking]
     told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
     for path in (path for path in assets.broken if path not in told):
@@ -55,6 +57,25 @@ def partial_text(tokenizer: TokenizerFiles) -> str:
     """What a tokenizer that is not whole lacks."""
     files = tokenizer.lacking
     return f"the tokenizer is not whole: {tokenizer.kind} also reads {few(files)}, which {'is' if len(files) == 1 else 'are'} not there"
+
+
+def no_config_notes(assets: Assets) -> list[Note]:
+    """What is said of files named config.json that were passed over. Where another was taken, only a doubtful one is a warning."""
+    there, notes = assets.files.get(CONFIG), []
+    for path, what in assets.no_configs.items():
+        instead = f"that of {there.parent} was taken" if there is not None else "it was not copied"
+        is_warning = there is None or what.startswith(DOUBTFUL)
+        text = f"{path} is no config of a model, it holds {what}: {instead}"
+        notes.append(Note("warning" if is_warning else "info", "no-model-config", text))
+    return notes
+
+
+def aside_notes(assets: Assets) -> list[Note]:
+    """What is said of files that may be weights of other forms."""
+    if not assets.aside:
+        return []
+    text = f"not copied, since these may hold other weights, or are copies that were put aside: {few(sorted(map(str, assets.aside)), 5)}"
+    return [Note("info", "put-aside", text)]
 
 
 def lost_notes(assets: Assets) -> list[Note]:

@@ -55,10 +55,31 @@ WEIGHT_SUFFIXES = frozenset(
 )  # fmt: skip
 """Weights in any form, and archives, which may hold them: never an asset."""
 
+OTHER_FORMS = re.compile(
+    # Weights for engines and devices, and archives.
+    r"pb|pt2|keras|hdf5|params?|pte|task|litertlm|mnn|ncnn|plan|trt|exl[23]|torchscript|mlpackage|mlmodelc|rknn|om|dlc|hef|xnnpack|vmfb"
+    r"|caffemodel|int[48]|weights?|tgz|tbz2?|txz|xz|bz2|lz4|lzma|br|7z|rar"
+)
+COPIES = re.compile(
+    r".*(~|\.(bak|orig|old|backup|save|tmp|part(ial)?|rej|crdownload|incomplete|disabled)[0-9]*|\.part[0-9]+(of[0-9]+)?)"
+    r"|.*( \([0-9]+\)| copy( [0-9]+)?|[ ._-](bak|backup|orig|old))(\.[^.]*)?|(copy|backup) of .*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Copies of files that users and programs put aside."""
+
+MAX_UNKNOWN = 64 << 20
+"""Bytes of a file of which nothing tells what it is; what is larger may be weights."""
+
+OF_CODES = re.compile(
+    r"(hf_)?quant(ize|ization)?_?(cfg|config|strategy|settings|map)?\.json|quanto_qmap\.json|gptq_config\.json|smash_config\.json"
+)
+"""What ModelOpt, AutoGPTQ, AutoAWQ, HQQ, Quanto and others write beside weights that they quantised, and engines take for true."""
+
 NO_ASSETS = re.compile(
     r".*\.index(\.[\w-]+)?\.json|adapter_config\.json|lora_train_meta\.json|(trainer|rng|data\w*|extra)_state\.json|\w+_results\.json"
     r"|events\.out\.tfevents\..*|.*\.log|(\w+_log|logging)\.jsonl"
     r"|(fsdp|ds|deepspeed|zero|accelerate|trainer|training|train|run)(_config|_args)?\.(json|ya?ml)|args\.json"
+    r"|openvino_.*|(ov|genai|mlc-chat)[_-]config\.json|(ndarray|tensor)-cache\.json|imatrix.*|checklist\.chk"
     r"|(latest|LATEST|last)(_\w+)?(\.txt)?|checkpoint_tracker\.json|ckpt_contents\.json|metadata\.json",
     re.ASCII,
 )
@@ -86,6 +107,20 @@ def has_weight_suffix(name: str) -> bool:
     return os.path.splitext(name)[1] in WEIGHT_SUFFIXES
 
 
+def is_put_aside(name: str) -> bool:
+    """Whether a file is no known one, but by its name a copy of one, an archive, or weights in a form that is not usual.
+
+    >>> [is_put_aside(name) for name in ("model.safetensors.orig", "config (1).json", "qwen.tgz", "model.gguf.part1of2")]
+    [True, True, True, True]
+    >>> [is_put_aside(name) for name in ("model.safetensors", "ice_text.model", "tokenizer.model.v3", "tokenizer.json")]
+    [False, False, False, False]
+    """
+    if is_asset_name(name) or has_weight_suffix(name) or NO_ASSETS.fullmatch(name) is not None:
+        return False
+    ends = name.lower().split(".")[1:]
+    return COPIES.fullmatch(name) is not None or any(f".{end}" in WEIGHT_SUFFIXES or OTHER_FORMS.fullmatch(end) for end in ends)
+
+
 def is_asset_name(name: str) -> bool:
     """Whether a file is an asset by its name alone, wherever it lies.
 
@@ -105,6 +140,6 @@ def is_unknown(name: str) -> bool:
     """
     if name in PICKLED:
         return True
-    if is_asset_name(name) or name.startswith(".") or has_weight_suffix(name):
+    if is_asset_name(name) or name.startswith(".") or has_weight_suffix(name) or is_put_aside(name):
         return False
     return NO_ASSETS.fullmatch(name) is None and OF_TRAINING.fullmatch(name) is None

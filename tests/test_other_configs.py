@@ -19,7 +19,6 @@ OTHERS: dict[str, Any] = {
     "arguments": ARGUMENTS,
     "wandb": {"_wandb": {"value": {}}, **{key: {"desc": None, "value": value} for key, value in tiny.config().items()}},
     "hydra": {"model": tiny.config(), "trainer": {"max_steps": 9}, "dim": 16, "n_layers": 2},
-    "a list": [tiny.config()],
     "nothing": {},
     "unknown": {"flavor": "small"},
 }

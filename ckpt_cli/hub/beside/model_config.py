@@ -39,15 +39,13 @@ DOUBTFUL = "neither a class nor sizes of a model"
 """What is told of one that code of the model's own may still read."""
 
 
-def why_no_config(content: object) -> str | None:
+def why_no_config(content: Mapping[str, Any]) -> str | None:
     """What a config.json holds instead of the config of a model, in a few words; None if it is one.
 
     >>> why_no_config({"hidden_size": 32, "num_hidden_layers": 2})
     >>> why_no_config({"hidden_size": 32, "learning_rate": 1e-5})
     'settings of a training: learning_rate'
     """
-    if not isinstance(content, dict):
-        return "no JSON object"
     if not content:
         return "nothing"
     if any(map(_names_a_class, levels(content))):
@@ -63,11 +61,12 @@ def why_no_config(content: object) -> str | None:
 
 
 def no_model_config(path: Path) -> str | None:
-    """The same of a file. One that cannot be read is the model's, for all that is known."""
+    """The same of a file. One that cannot be read, or is no JSON object, is the model's and damaged, for all that is known."""
     try:
-        return why_no_config(parse_json(read_small(path), path.name))
+        content = parse_json(read_small(path), path.name)
     except CkptError:
         return None
+    return why_no_config(content) if isinstance(content, dict) else None
 
 
 def _names_a_class(content: Mapping[str, Any]) -> bool:

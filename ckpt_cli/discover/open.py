@@ -30,6 +30,7 @@ from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
+from ckpt_cli.discover.optimizers.train_mode import train_mode_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
@@ -271,6 +272,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *sibling_notes(found, place, component, assets.config, files, models),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
+        *train_mode_notes(found, place, files),
         *unread_notes(found, place),
         *mark_notes(found, place),
         *between_notes(found, place),

@@ -19,6 +19,7 @@ from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.names import printable, unnumbered
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.urls import is_remote
 
 
 def train_mode_notes(found: Found, place: Place, files: Files) -> list[Note]:
@@ -33,8 +34,8 @@ def train_mode_notes(found: Found, place: Place, files: Files) -> list[Note]:
 
 
 def _optimizers(found: Found, place: Place, files: Files) -> Iterator[tuple[str, TrainMode | None]]:
-    """The places of an optimizer, and what it says of itself; of ranks, the first one's."""
-    homes = [place.home, *place.more_homes, found.path, place.match.first.parent]
+    """The places of an optimizer, and what it says of itself; of ranks, the first one's. Of a store, only files with weights are read."""
+    homes = [place.home, *place.more_homes, found.path, place.match.first.parent] if not is_remote(place.match.root) else []
     folders = [match for folder in optimizer_folders(homes, place.match.number) for match in recognise(folder)]
     for match in (*folders, place.match):
         yield match.root.name, format_of(match).train_mode(match, files)

@@ -24,6 +24,13 @@ def network(seed: int, norm: Any) -> nn.Module:
     return made
 
 
+def without_counter() -> nn.Module:
+    """Like the frozen norms of torchvision and others, which keep statistics and count nothing."""
+    norm = nn.BatchNorm2d(4)
+    norm.num_batches_tracked = None
+    return norm
+
+
 def saved(folder: Path, seed: int, norm: Any) -> Path:
     torch.save(network(seed, norm).state_dict(), folder / f"{seed}.pt")
     return folder / f"{seed}.pt"
@@ -78,3 +85,59 @@ def test_statistics_that_are_equal_or_of_one_checkpoint_alone_are_no_average(tmp
         state |= {"1.running_mean": torch.ones(4), "1.running_var": torch.ones(4), "0.bias": torch.full((4,), value)}
         torch.save(state, path)
     assert "batch-statistics" not in warnings(ckpt_cli.average(paths, tmp_path / "out"))
+
+
+class TestAnAverageBesideItsModel:
+    """`AveragedModel` averages parameters, and its buffers are a copy of those of the start, or follow the model's."""
+
+    @staticmethod
+    def kept(path: Path, *, norm: Any = None, moved: float = 1.0, **changed: torch.Tensor) -> Path:
+        model = network(3, norm or nn.BatchNorm2d(4)).state_dict()
+        average = {f"module.{name}": value + moved if name.endswith(("weight", "bias")) else value.clone() for name, value in model.items()}
+        average |= {f"module.{name.replace('_', '.', 1)}": value for name, value in changed.items()}
+        torch.save({"model": model, "model_ema": {"n_averaged": torch.tensor(3), **average}}, path)
+        return path
+
+    @staticmethod
+    def told(path: Path, **options: Any) -> list[str]:
+        return [
+            note.text for note in ckpt_cli.merge(path, path.parent / "out", **options).checkpoint.notes if note.code == "batch-statistics"
+        ]
+
+    def test_statistics_of_the_model_are_named(self, tmp_path: Path) -> None:
+        (text,) = self.told(self.kept(tmp_path / "both.pt"), type="ema")
+        assert text.startswith("1.running_mean, 1.running_var: ")
+        assert "update_bn" in text
+
+    def test_of_torch_itself(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        optimizer, average = torch.optim.SGD(model.parameters(), 0.1), torch.optim.swa_utils.AveragedModel(model)
+        buffered = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+        for _ in range(4):
+            model(torch.randn(2, 3, 8, 8)).pow(2).mean().backward()
+            optimizer.step()
+            average.update_parameters(model)
+            buffered.update_parameters(model)
+        for name, swa in {"parameters": average, "buffers": buffered}.items():
+            torch.save({"state_dict": model.state_dict(), "swa_model": swa.state_dict()}, tmp_path / f"{name}.pt")
+        assert len(self.told(tmp_path / "parameters.pt", type="swa_model")) == 1
+        again = ckpt_cli.merge(tmp_path / "buffers.pt", tmp_path / "two", type="swa_model")
+        assert "batch-statistics" not in {note.code for note in again.checkpoint.notes}
+
+    def test_the_model_itself_is_as_it_should_be(self, tmp_path: Path) -> None:
+        assert not self.told(self.kept(tmp_path / "both.pt"))
+
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {"moved": 0.0},
+            {"1_running_mean": torch.ones(4)},
+            {"norm": nn.BatchNorm2d(4, track_running_stats=False)},
+            {"norm": without_counter()},
+            {"1_num_batches_tracked": torch.tensor(0)},
+        ],
+        ids=["no update yet", "own statistics", "none", "frozen", "never counted"],
+    )
+    def test_others_are_not(self, how: dict[str, Any], tmp_path: Path) -> None:
+        assert not self.told(self.kept(tmp_path / "both.pt", **how), type="ema")

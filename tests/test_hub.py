@@ -17,8 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 import ckpt_cli
 from ckpt_cli.engines.call import part_call
@@ -209,6 +211,11 @@ class TestPush:
             (["adapter_config.json", "adapter_model.safetensors"], {}),
             (["consolidated.00.pth"], {}),
             (["vocab.json", "merges.txt"], {}),
+            (["additional_chat_templates/tool_use.jinja"], {}),
+            (["additional_chat_templates/default.jinja", "chat_template.jinja"], {}),
+            (["custom_generate/generate.py", "custom_generate/requirements.txt"], {}),
+            (["hf_quant_config.json"], {}),
+            (["quantize_config.json", "quantization_config.json"], {}),
             ([WEIGHTS], {"weights_name": "weights.safetensors"}),
             (["pytorch_model-00001-of-00002.bin"], {"weights_name": "weights.safetensors"}),
         ],
@@ -247,6 +254,30 @@ class TestPush:
         assert strict.exit_code == 5
         assert strict.error is not None
         assert "ema.safetensors" in strict.error.message
+
+    def test_what_no_loader_reads_with_the_output_stays(self, hub: Hub, tmp_path: Path) -> None:
+        """Templates where no tokenizer is pushed, and settings of codes beside weights that have scales; other files of such folders."""
+        source = tmp_path / "quantised"
+        source.mkdir()
+        save_file({"w.weight": numpy.ones((4, 4), "float32"), "w.weight_scale": numpy.ones((4, 1), "float32")}, source / WEIGHTS)
+        hub.repos["me/model"] = Repo()
+        theirs = ("additional_chat_templates/tool_use.jinja", "hf_quant_config.json", "tool.jinja")
+        others = ("additional_chat_templates/notes.md", "custom_generate/README.md", "templates/tool_use.jinja", "old/hf_quant_config.json")
+        hub.files("me/model").update(dict.fromkeys((*theirs, *others), b"{}"))
+        result = ckpt_cli.merge(source, tmp_path / "out", push_to_hub="me/model")
+        assert result.push is not None
+        assert result.push.error is None
+        assert [note.text.partition("stay: ")[2] for note in result.push.notes] == [", ".join(theirs)]
+        assert {*theirs, *others} < set(hub.files("me/model"))
+
+    def test_a_template_that_ckpt_pushed_is_removed(self, hub: Hub, out: Path) -> None:
+        hub.repos["me/model"] = Repo()
+        template = "additional_chat_templates/tool_use.jinja"
+        manifest = {"tool": "ckpt", "schema": 1, "options": {}, "outputs": {WEIGHTS: 1}, "side_files": [template]}
+        hub.files("me/model").update({"ckpt-manifest.json": json.dumps(manifest).encode(), template: b"old"})
+        result = merge(out)
+        assert result.push is not None
+        assert result.push.removed == (template,)
 
     def test_on_the_command_line(self, hub: Hub, out: Path) -> None:
         done = ckpt("merge", EXAMPLE, "-o", out, "--push-to-hub", "me/model", "--branch", "step{step}")

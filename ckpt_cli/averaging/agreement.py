@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.dtypes import quantised_names
+from ckpt_cli.hub.second_component import RECOMPUTED, STATISTICS
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import BITS, Formula
-
-STATISTICS = ("running_mean", "running_var")
-"""Buffers of torch's norms that follow the activations of a training, beside ``num_batches_tracked``, which is an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +112,7 @@ def _statistics_notes(combinations: Mapping[str, Combination]) -> list[Note]:
     if not mixed:
         return []
     text = f"{few(mixed, 4)}: statistics of activations were averaged like weights and are not those of the averaged model"
-    recipe = "recompute them with a pass over training data (torch.optim.swa_utils.update_bn)"
-    return [Note("warning", "batch-statistics", f"{text}; {recipe}")]
+    return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
 
 
 def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) -> dict[str, str]:

@@ -262,10 +262,14 @@ def _twin_error(target: Target, step: int, twins: Sequence[Dated]) -> CkptError:
 
 
 def _of_older(found: Sequence[Opened]) -> list[Note]:
-    """Notes about all checkpoints except the newest, each with its name."""
+    """Notes about all checkpoints except the newest, with their names; what is said alike of several is said once."""
     passed = {("warning", "step-skipped"), ("info", "tracker")}
-    said = [(opened.found.path.name, note) for opened in found[:-1] for note in opened.notes if (note.level, note.code) not in passed]
-    return [Note(note.level, note.code, f"{name}: {note.text}") for name, note in said]
+    said: dict[Note, list[str]] = {}
+    for opened in found[:-1]:
+        for note in opened.notes:
+            if (note.level, note.code) not in passed:
+                said.setdefault(note, []).append(opened.found.path.name)
+    return [Note(note.level, note.code, f"{few(list(dict.fromkeys(names)), 3)}: {note.text}") for note, names in said.items()]
 
 
 def _twice(found: Sequence[Opened]) -> list[Note]:

@@ -30,6 +30,7 @@ from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
+from ckpt_cli.discover.optimizers.train_mode import train_mode_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
@@ -43,7 +44,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.megatron.config import config_from
-from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average
+from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average, statistics_notes
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
 from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
@@ -271,6 +272,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *sibling_notes(found, place, component, assets.config, files, models),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
+        *train_mode_notes(found, place, files),
         *unread_notes(found, place),
         *mark_notes(found, place),
         *between_notes(found, place),
@@ -286,6 +288,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     if live is not None and (tensors := live()) is not None:
         lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
+        if average and files.values:
+            notes = (*notes, *statistics_notes(name, component.tensors, tensors))
     component = replace(component, name=name, notes=notes, watched=(*component.watched, *watched_manifest(component.root, files)))
     return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
 

@@ -15,7 +15,7 @@ from ckpt_cli.names import ShardOrder as ShardOrder
 from ckpt_cli.tensors.component import Component, Note
 
 if TYPE_CHECKING:
-    from ckpt_cli.formats.optimizer_state import NamedState
+    from ckpt_cli.formats.optimizer_state import NamedState, TrainMode
 
 MAX_RANKS = 1 << 20
 """More ranks than any training has: larger numbers in names or files are damaged or false, and never looped over."""
@@ -157,6 +157,10 @@ class Format(ABC):
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         """The optimizer that is stored with the weights, by parameter; None if there is none."""
+        return None
+
+    def train_mode(self, match: Match, files: Files) -> TrainMode | None:
+        """What the groups of that optimizer say, if it is schedule-free and was saved in train mode; reads none of its state."""
         return None
 
     def optimizer_files(self, match: Match, files: Files) -> OptimizerOfRanks | None:

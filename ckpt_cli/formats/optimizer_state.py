@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from ckpt_cli.tensors.tensor import Tensor
 
 OPTIMIZER = re.compile(r"optim(izer)?s?(_\w+)?")
 """The key above an optimizer's state: optim, optimizer_0, optimizer_state_dict, ..."""
+
+TRAIN_MODE, POINT = "train_mode", "z"
+"""The option of a schedule-free optimizer that says which weights the model holds, and the slot that the others are computed with."""
 
 Parameter = int | str
 Group = dict[str, Any]
@@ -51,9 +54,53 @@ class RankEntries:
     fingerprint: object = None
 
 
+@dataclass(frozen=True, slots=True)
+class TrainMode:
+    """A schedule-free optimizer that was saved in train mode: ``betas`` are those of its groups, as far as these say any.
+
+    The weights of the model are then y, at which gradients are taken. Those to be used are x = y.lerp(z, 1 - 1/beta): what ``eval()``
+    of such an optimizer makes of them.
+    """
+
+    betas: frozenset[float]
+
+    @classmethod
+    def of(cls, groups: Iterable[Mapping[Any, Any]]) -> TrainMode | None:
+        """What the options of groups say; None if none of them is in train mode."""
+        training = [group for group in groups if group.get(TRAIN_MODE) is True]
+        return cls(frozenset(beta for group in training if (beta := _beta(group)) is not None)) if training else None
+
+
+def _beta(group: Mapping[Any, Any]) -> float | None:
+    """The first of an optimizer's betas, or its momentum, if it has no betas."""
+    betas = group.get("betas")
+    beta = betas[0] if isinstance(betas, (tuple, list)) and betas else group.get("momentum")
+    return beta if isinstance(beta, float) and 0 < beta < 1 else None
+
+
+def train_mode_in(file: TorchFile) -> TrainMode | None:
+    """Whether a file of `torch.save` has a schedule-free optimizer in train mode, by its groups and the names of slots."""
+    found = []
+    for entries in _optimizers(file.root):
+        groups, state = entries["param_groups"], as_dict(entries.get("state")) or {}
+        if isinstance(groups, list) and any(POINT in (as_dict(slots) or {}) for slots in state.values()):
+            found += [options for group in groups if (options := as_dict(group)) is not None]
+    return TrainMode.of(found)
+
+
+def _optimizers(root: Any) -> Iterator[Mapping[Any, Any]]:
+    """The states of optimizers with groups: a file's own, or one or several below a key."""
+    above = as_dict(root) or {}
+    held = [above, *(node for key, node in above.items() if isinstance(key, str) and OPTIMIZER.fullmatch(key))]
+    for node in held:
+        entries = as_dict(node) or {}
+        several = node if isinstance(node, list) else [] if "param_groups" in entries or node is above else entries.values()
+        yield from (each for each in map(as_dict, [node, *several]) if each is not None and "param_groups" in each)
+
+
 def holds_optimizer(path: Path, files: Files) -> bool:
     """Whether a file of `torch.save` has optimizer state, at the top or below a key."""
-    above = as_dict(TorchFile(files.source(path)).root) or {}
+    above = as_dict(files.parsed(path, TorchFile).root) or {}
     return "param_groups" in above or any(isinstance(key, str) and OPTIMIZER.fullmatch(key) for key in above)
 
 

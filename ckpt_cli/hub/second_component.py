@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ckpt_cli.boxes import shape_text
-from ckpt_cli.errors import Undecidable
+from ckpt_cli.errors import CkptError, Undecidable
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import tied_pair
@@ -14,7 +14,17 @@ from ckpt_cli.hub.ties import Live
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.reading import element_bytes
 from ckpt_cli.tensors.tensor import Tensor
+
+STATISTICS = ("running_mean", "running_var")
+"""Buffers of torch's norms that follow the activations of a training, beside ``num_batches_tracked``, which is an integer."""
+
+TRACKED = "num_batches_tracked"
+RECOMPUTED = "recompute them with a pass over training data (torch.optim.swa_utils.update_bn)"
+PROBED = 8
+"""Of so many tensors samples are compared with those of the model beside an average."""
 
 
 def model_of_average(name: str, mine: Mapping[str, Tensor], models: Mapping[str, Live]) -> Live | None:
@@ -113,6 +123,41 @@ def lacking_notes(component: str, lacking: Sequence[str], total: int) -> list[No
         return []
     text = f"{component} lacks {len(lacking)} of the {total} tensors of the model beside it: {few(grouped(lacking))}"
     return [Note("warning", "lacks-tensors", text)]
+
+
+def statistics_notes(component: str, mine: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[Note]:
+    """A warning if an average has running statistics of activations that are those of the model beside it, and other weights.
+
+    By samples of some tensors. Norms that never counted a batch (frozen ones have no counter) keep what they were made with.
+    """
+    own, others, _ = _aligned(mine, model)
+    common = [name for name in own if name in others and own[name].dtype.kind == "float"]
+    weights = [name for name in common if _leaf(name) not in STATISTICS]
+    try:
+        statistics = [name for name in common if _leaf(name) in STATISTICS and _has_counted(name, own) and _has_counted(name, others)]
+        alike = [all(same_samples(own[name], others[name]) for name in _some(names)) for names in (statistics, weights)]
+    except CkptError:
+        return []  # what cannot be read is refused when it is written
+    if not statistics or alike != [True, False]:
+        return []
+    text = f"{few(statistics, 4)}: statistics of activations in {component} are those of the model beside it"
+    text += ", whose weights are others, and not those of the average (unless these norms were frozen)"
+    return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
+
+
+def _has_counted(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the norm of a statistic has seen a batch since it was made."""
+    counter = tensors.get(f"{name.removesuffix(_leaf(name))}{TRACKED}")
+    return counter is not None and any(element_bytes(counter))
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _some(names: Sequence[str]) -> Sequence[str]:
+    """A few of some names, from all over."""
+    return names[:: -(-len(names) // PROBED)] if names else names
 
 
 def _aligned(mine: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:

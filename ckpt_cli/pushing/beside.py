@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.hub.beside.names import ASSET_NAMES, OF_VOCABULARY, TOKENIZER_CONFIG, VOCABULARIES, has_weight_suffix
+from ckpt_cli.hub.beside.codes import has_scales, settings_of_codes
+from ckpt_cli.hub.beside.names import (
+    CODE_FOLDER,
+    OF_FOLDERS,
+    OF_VOCABULARY,
+    TEMPLATE_FOLDER,
+    TOKENIZER_CONFIG,
+    VOCABULARIES,
+    has_weight_suffix,
+    is_asset_name,
+)
 from ckpt_cli.pushing import card
 
 PART = r"(-[0-9]+-of-[0-9]+)?"
@@ -31,7 +41,7 @@ OF_NO_MODEL = frozenset({"LICENSE", "LICENSE.txt", "NOTICE"})
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Names of files that are not of an output: at the top of a repository, and those in its folders that ckpt wrote.
+    """Names of files that are not of an output: at the top of a repository, and those in its folders that loaders read or ckpt wrote.
 
     ``stale``: ckpt wrote them before, or they are parts of weights that the output replaces. ``taken``: loaders would take them instead
     of, or on top of, the output. ``left``: more that belongs to a model.
@@ -47,20 +57,33 @@ class Beside:
         own = {*manifest.outputs, *manifest.side_files, MANIFEST, card.NAME}
         written = {*before.outputs, *before.side_files} if before is not None else set()
         stems = {OF_SET.sub("", name) for name in manifest.outputs}
-        others = sorted(name for name in there if name not in own and ("/" not in name or name in written))
+        others = sorted(name for name in there if name not in own and ("/" not in name or name in written or _folder_read(name)))
         stale = [name for name in others if name in written or (OF_SET.search(name) and OF_SET.sub("", name) in stems)]
         rest = [name for name in others if name not in stale]
         has_tokenizer = not own.isdisjoint({*VOCABULARIES, TOKENIZER_CONFIG})
+        settings = settings_of_codes(rest)
+        tensors = [name for known in manifest.checksums.values() for name in known]
+        are_plain = bool(tensors) and not has_scales(tensors)
 
         def is_taken(name: str) -> bool:
-            if name in OF_TOKENIZER:
+            if name in OF_TOKENIZER or _folder_read(name) == TEMPLATE_FOLDER:
                 return has_tokenizer
+            if name in settings:
+                return are_plain
+            if _folder_read(name) == CODE_FOLDER:
+                return True
             return bool(CHOSEN.fullmatch(name) or ("model" not in stems and CHOSEN_LAST.fullmatch(name)))
 
         taken = [name for name in rest if is_taken(name)]
-        left = [name for name in rest if name not in taken and _is_of_model(name)]
+        left = [name for name in rest if name not in taken and (name in settings or _is_of_model(name))]
         return cls(tuple(stale), tuple(taken), tuple(left))
 
 
 def _is_of_model(name: str) -> bool:
-    return (name in ASSET_NAMES and name not in OF_NO_MODEL) or has_weight_suffix(name)
+    return _folder_read(name) is not None or (is_asset_name(name) and name not in OF_NO_MODEL) or has_weight_suffix(name)
+
+
+def _folder_read(name: str) -> str | None:
+    """The folder below the top in which transformers finds this file; None if it does not look for it."""
+    folder, _, file = name.rpartition("/")
+    return folder if folder in OF_FOLDERS and OF_FOLDERS[folder].fullmatch(file) else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.optimizers.files import is_of_optimizer
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import FileState, files_below
 from ckpt_cli.files.safetensors_file import read_header
@@ -16,7 +17,6 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.names import SUFFIX
-from ckpt_cli.state.optimizer_files import is_of_optimizer
 from ckpt_cli.tensors.component import Component
 
 TORCH = (".pt", ".bin", ".pth", ".ckpt")

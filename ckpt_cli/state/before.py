@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ckpt_cli.discover.before.steps import step_before
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.optimizers.files import find_optimizer_files, optimizer_folders
 from ckpt_cli.discover.state_files import StateFile, find_state_files
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import entries_in, folders_in, is_folder
 from ckpt_cli.formats.trainers import STATES
 from ckpt_cli.names import few
-from ckpt_cli.state.optimizer_files import find_optimizer_files, optimizer_folders
 from ckpt_cli.tensors.component import Note
 
 NUMBER = re.compile(r"[0-9]+", re.ASCII)

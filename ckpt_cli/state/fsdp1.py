@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpt_cli.discover.open import OpenedComponent
+from ckpt_cli.discover.optimizers.files import OptimizerFiles
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, MissingShard, Undecidable, reading
 from ckpt_cli.files.torch_file import StoredTensor
@@ -15,7 +16,6 @@ from ckpt_cli.formats.optimizer_state import NamedState, RankEntries
 from ckpt_cli.names import plural
 from ckpt_cli.state.fsdp1_units import find_units, unproved
 from ckpt_cli.state.numbered import candidates_of, is_cut
-from ckpt_cli.state.optimizer_files import OptimizerFiles
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
 from ckpt_cli.state.slot_shapes import Slots
 from ckpt_cli.tensors.component import Note

@@ -20,6 +20,7 @@ from functools import partial
 from ckpt_cli.discover.beside.homes import asset_homes
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
+from ckpt_cli.discover.optimizers.files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers, owned_files
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, NotFound, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor
@@ -47,7 +48,6 @@ from ckpt_cli.state.numbered import (
     renamed,
     undecided,
 )
-from ckpt_cli.state.optimizer_files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers, owned_files
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
 from ckpt_cli.state.slot_shapes import Slots, slot_notes
 from ckpt_cli.tensors.component import Note

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli.discover.found import Place
+from ckpt_cli.discover.optimizers.files import find_optimizer_files, optimizer_folders
 from ckpt_cli.discover.state_files import StateFile
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.source import Files
@@ -18,7 +19,6 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import MAX_RANKS, missing_of
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.state.optimizer_files import find_optimizer_files, optimizer_folders
 from ckpt_cli.tensors.component import Note
 
 ARGUMENTS = "training_args.bin"

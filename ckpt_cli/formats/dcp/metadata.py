@@ -159,6 +159,11 @@ def _check_ranks(listed: Sequence[Path], folders: Sequence[Path]) -> None:
             )
 
 
+def names_in(folders: Sequence[Path], files: Files, text: str) -> bool:
+    """Whether the metadata of a save may have a name with this text in it: far quicker than reading what it says."""
+    return any(text.encode() in _content(path, files) for path in metadata_files(folders, files))
+
+
 def read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
     """The catalogue of a save, which may lie in several folders (of several nodes). ``files`` keeps it: it is read once.
 

@@ -13,9 +13,9 @@ from ckpt_cli.errors import CkptError, CorruptFile, Unsupported, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.groups import groups_of
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
-from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, read_catalog
+from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, names_in, read_catalog
 from ckpt_cli.formats.dcp.state import is_optimizer, tensor_value
-from ckpt_cli.formats.optimizer_state import Group, NamedState, regrouped
+from ckpt_cli.formats.optimizer_state import POINT, TRAIN_MODE, Group, NamedState, TrainMode, regrouped
 from ckpt_cli.names import check_name, few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.reading import elements
@@ -26,7 +26,7 @@ Key = tuple[str, str]
 """A parameter's name and a slot."""
 
 LOOKED = 3
-"""So many counters of steps are read in each file."""
+"""So many counters of steps are read in each file, and options of so many groups: there may be a group for every parameter."""
 
 PREFIXES = ("model.", "module.")
 """Wrappers that some trainers put around the model; the model's own names tell whether they belong to a name."""
@@ -86,6 +86,23 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None
         {(names.get(name, name), slot): value for (name, slot), value in values.items()},
         listed_groups,
     )
+
+
+def train_mode_of(roots: Sequence[Path], files: Files) -> TrainMode | None:
+    """Whether a folder holds a schedule-free optimizer in train mode, by the options of its first groups and the names of slots."""
+    if not names_in(roots, files, TRAIN_MODE):
+        return None
+    catalog, reader = read_catalog(roots, files), ItemReader(roots, files)
+    stepped = {split[0] for entry in catalog.tensors.values() if (split := _split(entry.path)) and _parameter(split[2])[1] == POINT}
+    groups: dict[tuple[tuple[str, ...], str], dict[str, Any]] = {}
+    for thing in catalog.objects.values():
+        split = _split(thing.path)
+        if split is None or split[1] != "param_groups" or split[0] not in stepped or thing.stored is None:
+            continue
+        name, option = _parameter(split[2])
+        if option in (TRAIN_MODE, "betas", "momentum") and ((split[0], name) in groups or len(groups) < LOOKED):
+            groups.setdefault((split[0], name), {})[option] = reader.value(thing.stored)
+    return TrainMode.of(groups.values())
 
 
 def step_notes(catalog: Catalog, reader: ItemReader) -> list[Note]:

@@ -29,12 +29,12 @@ from ckpt_cli.formats.dcp.metadata import (
     named_metadata,
     read_catalog,
 )
-from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes
+from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes, train_mode_of
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
-from ckpt_cli.formats.optimizer_state import NamedState
+from ckpt_cli.formats.optimizer_state import NamedState, TrainMode
 from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
@@ -82,6 +82,9 @@ class Dcp(Format):
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         return read_dcp_optimizer((match.root, *match.more_roots), files)
+
+    def train_mode(self, match: Match, files: Files) -> TrainMode | None:
+        return train_mode_of((match.root, *match.more_roots), files)
 
     def least_ranks(self, match: Match) -> int | None:
         ranks = [int(fields["rank"]) for path in match.files if (fields := ITEM_FILE.fullmatch(path.name)) is not None]

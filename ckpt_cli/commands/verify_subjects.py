@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
@@ -120,7 +121,8 @@ def find_subjects(
 
 def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:
     read = {Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces}
-    return notes_below((path,), path, taken, one.component, one.tensors, {}, files, read=read)
+    restarts = restart_notes(path, one.component, one.stored, None, files)
+    return [*restarts.values(), *notes_below((path,), path, {*taken, *restarts}, one.component, one.tensors, {}, files, read=read)]
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:

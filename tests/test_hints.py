@@ -481,6 +481,12 @@ CASES = (
         r"use -o instead of --in-place",
         lambda p: merge(p.run(), p),
     ),
+    Case(
+        "--in-place beside an adapter's config",
+        lambda p: (p.run(), p.raw("run/checkpoint-200/adapter_config.json", b"{}"), merge(p.run(), p, output=None, in_place=True)),
+        r"pass -o instead of --in-place",
+        lambda p: merge(p.run(), p),
+    ),
     Case("--in-place and -o", lambda p: merge(p.run(), p, in_place=True), r"leave out one of them", lambda p: merge(p.run(), p)),
     # -- averages
     Case(

@@ -55,7 +55,7 @@ def test_is_fused_as_peft_does(module: str, tied: bool, stored: bool, options: d
     assert found.keys() == {name for name in wanted if name != "lm_head.weight" or not tied}
     for name, tensor in found.items():
         assert torch.allclose(tensor, wanted[name], atol=1e-6), name
-    # Training used the other one of two tied tensors without the adapter, and a merged model cannot.
+    # Training used the other one of two tied tensors without the adapter.
     assert any(note.code == "lora-tied" for note in result.outputs[0].notes) == tied
     assert not [item for item in result.outputs[0].verified[0].findings if item.severity == "error"]
 
@@ -211,3 +211,76 @@ class TestWeightsThatPeftTies:
         assert load(tmp_path / "out").keys() == load(base).keys()
         if not tied:
             assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+
+
+class TestAnEmbeddingTrainedAsAWhole:
+    """PEFT trains a copy of what ``modules_to_save`` names: a head that is tied to the embedding keeps the values of the base."""
+
+    def trained(self, folder: Path, base: Path, **options: Any) -> torch.Tensor:
+        """Saves an adapter with trained copies; the logits of the model with it."""
+        from transformers import AutoModelForCausalLM
+
+        settings = {"modules_to_save": ["embed_tokens"], **options}
+        config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **{"target_modules": ["q_proj"], **settings})
+        wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        torch.manual_seed(0)
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.data.add_(torch.randn_like(parameter) * 0.3)
+        wrapped.save_pretrained(folder)
+        return self.logits(wrapped)
+
+    @staticmethod
+    def logits(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = model.eval()(torch.arange(10)[None]).logits
+        return found
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}, {"modules_to_save": ["lm_head"]}, {"ensure_weight_tying": True}]
+    )
+    @pytest.mark.parametrize(("tied", "stored"), [(True, False), (True, True), (False, False)], ids=["tied", "tied, both stored", "untied"])
+    def test_computes_what_training_did(self, options: dict[str, Any], tied: bool, stored: bool, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        base = base_of(tmp_path / "base", tied=tied, stored=stored)
+        wanted = self.trained(tmp_path / "adapter", base, **options)
+        result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base, verify=True)
+        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+        told = {note.code: note for note in result.outputs[0].notes}
+        assert ("tied-heads-differ" in told) == (tied and "ensure_weight_tying" not in options)
+        assert ("lora-tied" in told) == (tied and not stored and not options)
+        assert not ckpt_cli.verify(tmp_path / "out", full=True, against=tmp_path / "adapter").of_severity("error")
+
+    def test_with_an_adapter_on_the_head(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        base = base_of(tmp_path / "base", tied=True)
+        wanted = self.trained(tmp_path / "adapter", base, target_modules=["q_proj", "lm_head"])
+        ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+
+    @pytest.mark.parametrize("way", ["more rows", "class unknown"])
+    def test_is_warned_of_where_the_head_is_not_known(self, way: str, tmp_path: Path) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base)
+        if way == "more rows":
+            path, name = tmp_path / "adapter" / "adapter_model.safetensors", "base_model.model.model.embed_tokens.weight"
+            tensors = load_file(path)
+            save_file({**tensors, name: torch.cat([tensors[name], torch.ones(8, 16)])}, path, metadata={"format": "pt"})
+            (base / "config.json").write_text(json.dumps(tiny.config(tie_word_embeddings=True, vocab_size=72)))
+        else:
+            (base / "config.json").write_text(json.dumps(tiny.unknown(tie_word_embeddings=True)))
+        result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+        (told,) = (note for note in result.outputs[0].notes if note.code == "lora-tied")
+        assert (told.level, "the output has the trained one in both" in told.text) == ("warning", True)
+
+    def test_that_no_config_names_was_only_resized(self, tmp_path: Path) -> None:
+        """PEFT saves a resized embedding unasked: its head is the same one."""
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, modules_to_save=None)
+        path = tmp_path / "adapter" / "adapter_model.safetensors"
+        save_file({**load_file(path), "base_model.model.model.embed_tokens.weight": torch.ones(72, 16)}, path, metadata={"format": "pt"})
+        (base / "config.json").write_text(json.dumps(tiny.config(tie_word_embeddings=True, vocab_size=72)))
+        result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+        assert "lora-tied" not in {note.code for note in result.outputs[0].notes}

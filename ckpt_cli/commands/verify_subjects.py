@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
@@ -29,10 +30,10 @@ from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.verifying.adapter import check_adapter, no_factors
+from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
-from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder
+from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
 
 STATE = "extract-state"
 UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
@@ -110,6 +111,7 @@ def find_subjects(
             findings=(
                 *(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
                 *index_findings(component.files, files),
+                *(check_on_top(root, component.tensors) if is_of_torch(component.files) else ()),
             ),
             homes=first.homes,
             notes=opened.notes,
@@ -119,7 +121,8 @@ def find_subjects(
 
 def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:
     read = {Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces}
-    return notes_below((path,), path, taken, one.component, one.tensors, {}, files, read=read)
+    restarts = restart_notes(path, one.component, one.stored, None, files)
+    return [*restarts.values(), *notes_below((path,), path, {*taken, *restarts}, one.component, one.tensors, {}, files, read=read)]
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.configs import config_notes
 from ckpt_cli.discover.beside.files import left_out_notes
@@ -262,6 +263,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     assets, made = _with_config(assets, component)
     refuse_stage(found, place, component, files)
     models = {} if found.is_named(place) else model_notes(found, place, component, assets.config, files)
+    restarts = restart_notes(place.home, place.name, component.tensors, base, files)
     notes = (
         *component.notes,
         *other_step_notes(found, place, (*place.match.files, *component.files)),
@@ -269,7 +271,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *passed_over_notes(found, place, component, assets.config, files),
         *left_out_notes(found, place, component, files),
         *models.values(),
-        *sibling_notes(found, place, component, assets.config, files, models),
+        *restarts.values(),
+        *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *train_mode_notes(found, place, files),

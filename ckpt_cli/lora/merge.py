@@ -31,6 +31,7 @@ from ckpt_cli.lora.fit import (
     on_base,
     pattern_key,
 )
+from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.lora.whole import check_whole
 from ckpt_cli.names import few
@@ -147,7 +148,10 @@ def with_adapters_fused(
             )
         weights = as_in_memory(base.tensors, opened.assets.config)
         check_biases(state, weights, biases)
-        state = on_base(without_copies(state, weights, opened.assets.config, biases, has_config=bool(facts.config)), weights)
+        state = without_copies(state, weights, opened.assets.config, biases, has_config=bool(facts.config))
+        state, told = with_untrained_heads(state, weights, opened.assets.config, facts.config)
+        notes += told
+        state = on_base(state, weights)
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
     notes += check_whole(state, facts, saved, opened.assets.config, state.tensors, held)
     state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))
@@ -167,7 +171,10 @@ def with_adapters_fused(
 
 
 def _tie_notes(state: PeftState, config: Config) -> list[Note]:
-    """A warning about an adapter on one of two tied tensors: training used the other one without it, and a merged model cannot."""
+    """A warning about an adapter on one of two tied tensors: training used the other one without it.
+
+    What is written has it in both, as a model that PEFT's ``merge_and_unload`` leaves tied.
+    """
     if not ties_embeddings(config):
         return []
     adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,11 @@ from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
 from ckpt_cli.drafting.steps import finished
 from ckpt_cli.errors import UsageError
+from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.safetensors.names import INDEX
+from ckpt_cli.formats.safetensors.names import INDEX, SINGLE
 from ckpt_cli.formats.step_names import numbered
-from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files, check_factors, with_adapters_fused
 from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode, refuse_other_adapters
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
@@ -118,6 +119,8 @@ def _model_job(opened: Opened, group: Group, target: Path, setting: Setting[Merg
     index_name = INDEX if style.loaded else drafts[0].plan.index_name
     whole = plan.united([draft.plan for draft in drafts], index_name, loaded if style.loaded else None)
     names = [file.name for file in whole.files]
+    if options.in_place:
+        _refuse_beside_adapter(target, {*names, whole.index_name})
     if len(set(names)) < len(names):
         hint = (
             "leave out --in-place: each then gets a folder of its own" if options.in_place else "merge them one by one with --type and -o"
@@ -166,6 +169,16 @@ def _refuse_part_in_place(draft: Draft, options: MergeOptions) -> None:
         raise UsageError(
             f"--in-place would write {name} without {plural(len(left_out), 'tensor')} of the model, and loaders take it for the whole",
             hint="name the file with --weights-name, or write to another folder with -o",
+        )
+
+
+def _refuse_beside_adapter(folder: Path, names: Collection[str | None]) -> None:
+    """Raise UsageError for weights under the ``names`` of a model beside an adapter_config.json, which stays there."""
+    if is_file(folder / ADAPTER_CONFIG) and not {SINGLE, INDEX}.isdisjoint(names):
+        raise UsageError(
+            f"--in-place would write a model beside {ADAPTER_CONFIG}, for which transformers loads an adapter on top of the model",
+            path=folder,
+            hint="pass -o instead of --in-place",
         )
 
 

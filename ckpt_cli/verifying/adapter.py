@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.beside.folders import ADAPTER_WEIGHTS
 from ckpt_cli.errors import CkptError, Unsupported
+from ckpt_cli.files.folders import files_in, is_file
+from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.formats.safetensors.scan import WeightSet
+from ckpt_cli.hub.assets import CONFIG as MODEL_CONFIG
 from ckpt_cli.hub.assets import find_assets
-from ckpt_cli.hub.peft_names import PeftState, parse_peft
+from ckpt_cli.hub.peft_names import PeftState, has_adapters, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
+from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names
 from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text
+from ckpt_cli.names import few
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
@@ -56,6 +64,36 @@ def _lacking(state: PeftState, facts: AdapterFacts, homes: Sequence[Path]) -> It
     for lacking in lacking_parts(state, facts, saved_names(state), config, base, state.tensors):
         code = "damaged-adapter" if lacking.sure else "partial-adapter"
         yield finding(code, lacking.text, tensor=lacking.tensor, file=CONFIG)
+
+
+def check_on_top(
+    folder: Path, model: Mapping[str, Tensor], sets: Sequence[WeightSet] = (), manifest: Manifest | None = None
+) -> Iterator[Finding]:
+    """An adapter_config.json beside a model: transformers then loads an adapter too, whether the weights have it already or not."""
+    if not model or has_adapters(model) or not is_file(folder / CONFIG):
+        return
+    if not (held := [path.name for path in files_in(folder, ADAPTER_WEIGHTS.fullmatch)]):
+        text = "no weights of an adapter are beside it: with PEFT installed, from_pretrained fails"
+        yield finding("adapter-on-top", text, file=CONFIG)
+        return
+    stems = [name.partition(".")[0] for name in held]
+    adapters = [weights.tensors for weights in sets if weights.name in stems and weights.readable]
+    fused = manifest.fused_adapters if manifest is not None else ()
+    if fused and any(_digest(tensors) in fused for tensors in adapters):
+        yield finding("adapter-twice", f"the manifest says that the weights have the adapter of {few(held)}", file=CONFIG)
+        return
+    adds = f"adds the adapter of {few(held)} to these weights"
+    if not is_file(folder / MODEL_CONFIG):
+        adds = f"passes over these weights for the base that it names and the adapter of {few(held)}, since there is no {MODEL_CONFIG}"
+    # Newer versions read no pickles of adapters.
+    fails = "" if any(name.endswith(".safetensors") for name in held) else ", or fails, as its version is"
+    yield finding("adapter-on-top", f"with PEFT installed, from_pretrained {adds}{fails}", file=CONFIG)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str | None:
+    with contextlib.suppress(CkptError):
+        return adapter_digest(parse_peft(tensors).exported)
+    return None
 
 
 def no_factors(folder: Path) -> list[Finding]:

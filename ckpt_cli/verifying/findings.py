@@ -170,6 +170,18 @@ KINDS: dict[str, Kind] = {
         "adapters of a kind that ckpt does not fuse, alone or beside weights: what loads the model leaves them out",
         "merge them with the program that made them",
     ),
+    "adapter-twice": Kind(
+        "error",
+        "headers",
+        "adapter_config.json lies beside weights that this adapter was fused into: transformers adds it again",
+        "merge with -o instead of --in-place, or move adapter_config.json away",
+    ),
+    "adapter-on-top": Kind(
+        "warning",
+        "headers",
+        "adapter_config.json lies beside the weights of a model: transformers loads an adapter on top of them or in their place",
+        "move adapter_config.json away, unless the weights are to be loaded with this adapter",
+    ),
     "expert-layout": Kind("warning", "headers", "nothing says how Unsloth laid out lora_B of fused experts, and shapes cannot tell"),
     "config-dtype": Kind(
         "error",

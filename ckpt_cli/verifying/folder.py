@@ -28,10 +28,14 @@ from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.names import few, plural
 from ckpt_cli.results.verify import Finding
+from ckpt_cli.verifying.adapter import check_on_top
 from ckpt_cli.verifying.beside import check_beside, check_changed
 from ckpt_cli.verifying.findings import finding, unread
 
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
+
+MODEL, TORCH_MODEL = "model", "pytorch_model.bin"
+"""The set of weights that transformers loads of a folder, and the file where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             code = "other-model" if differs is not None else "other-weights"
             found.append(finding(code, text, file=few([path.name for path in weights.files], 2)))
     found += [*check_beside(folder), *(check_changed(folder, manifest.side_checksums) if manifest is not None else ())]
+    model = next((weights.tensors for weights in sets if weights.name == MODEL), {})
+    found += check_on_top(folder, model, sets, manifest)
     if sets:
         found += _in_other_formats(folder, sets[0], written or (), files)
         stage = stage_error(folder, Folders()) or stage_trouble(folder, sets[0].tensors, files, lambda match: format_of(match).is_loaded)
@@ -130,6 +136,11 @@ def _rival(main: WeightSet, differs: str) -> str:
 
 def _name(weights: WeightSet) -> str:
     return weights.index.name if weights.index is not None else few([path.name for path in weights.files], 1)
+
+
+def is_of_torch(paths: Sequence[Path]) -> bool:
+    """Whether these are the files of torch that transformers loads of a folder."""
+    return any(path.name in (TORCH_MODEL, TORCH_INDEX) for path in paths)
 
 
 def index_findings(paths: Sequence[Path], files: Files) -> list[Finding]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckpt_cli.discover.beside.folders import Held, held_below, kind_of
+from ckpt_cli.discover.beside.folders import Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.beside.models import comparison_with_folder
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.found import Found, Place
@@ -134,7 +134,9 @@ def _adapters_below(
         home = next((folder for folder in (root, *homes) if entry.path.is_relative_to(folder)), None)
         if entry.kind != "adapter" or home is None or any(map(entry.path.is_relative_to, runs)):
             continue
-        name = entry.path.relative_to(home)
+        if entry.path == root or (entry.path == home and not files_with_weights(home, there)):
+            continue  # an adapter_config.json there is one of the weights, and other files beside these have notes of their own
+        name = entry.path.relative_to(home) if entry.path != home else Path(home.name)
         # What is read as another component has adapters of its own, and a trainer's folder those that the shards hold too.
         others = any(folder not in (root, home) and entry.path.is_relative_to(folder) for folder in taken)
         of_shards = name.parts[-1] == ADAPTER_FOLDER and has_adapters(tensors)

@@ -141,7 +141,7 @@ class TestStepsInSeveralFolders:
 
     def test_beside_weights_of_the_run_are_counted_together(self, tmp_path: Path) -> None:
         run = model(tmp_path / "run", 3.0)
-        (run / "config.json").write_text("{}")
+        (run / "config.json").write_text('{"model_type": "own"}')
         model(run / "checkpoint-1", 1.0)
         model(run / "checkpoints" / "checkpoint-2", 1.0)
         ((_, text),) = told(ckpt_cli.detect(run).checkpoint.notes, "steps-inside")

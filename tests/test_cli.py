@@ -474,6 +474,7 @@ class TestMergeOptions:
         base.mkdir()
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.move(run / "checkpoint-200" / name, base / name)
+            (run / "checkpoint-100" / name).unlink()
         lacking = ckpt("merge", run, "--step", "200", "-o", tmp_path / "a")
         assert lacking.err.count("the output has no") == 1
         assert "warning: the output has no config.json and no tokenizer: pass --base DIR" in lacking.err

@@ -272,7 +272,7 @@ class TestAStepThatIsNotReadBesideWeights:
 
     def test_in_the_folder_above_steps(self, tmp_path: Path) -> None:
         run = model(tmp_path / "run", 1.0)
-        (run / "config.json").write_text("{}")
+        (run / "config.json").write_text('{"model_type": "own"}')
         self.deepspeed(run / "checkpoint-100")
         for result in (ckpt_cli.detect(run), ckpt_cli.merge(run, tmp_path / "out")):
             ((level, text),) = told(result.checkpoint.notes, "steps-inside")

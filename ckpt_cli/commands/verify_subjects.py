@@ -223,7 +223,7 @@ def _compared(subject: Subject) -> ConfigCheck:
     if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
         adapter = is_file(subject.config_home / ADAPTER_CONFIG)
         lacking = no_factors(subject.config_home) if adapter else []
-        checked = without_config(subject.tensors, written=not adapter)
+        checked = check_config(subject.config_home, subject.tensors, written=not adapter)
         return replace(checked, findings=(*lacking, *checked.findings))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}

@@ -52,8 +52,10 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
         there = is_there(target) if is_remote(target) else os.path.lexists(target)
         if os.path.islink(target) or (there and not is_folder(target)):
             raise OutputExists("the output is a file or a link, not a folder", path=target, hint="choose another -o")
+        if not there:
+            return
         begun = {path.relative_to(target).parts[0] for path in half_published(target)}
-        if not there or not {entry.name for entry in entries_in(target)} - begun:
+        if not {entry.name for entry in entries_in(target)} - begun:
             return
         foreign = manifest.foreign_entries(target)
         unfinished = manifest.is_unfinished(target)

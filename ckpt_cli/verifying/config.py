@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.boxes import Shape, shape_text
@@ -70,7 +70,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     path = folder / CONFIG
     why = no_model_config(path) if is_file(path) else ""
     if why is not None:
-        return without_config(tensors, written=written, instead=why)
+        without = without_config(tensors, written=written, instead=why)
+        return replace(without, findings=(*without.findings, *_ids_beyond(folder, {}, tensors)))
     try:
         config = read_config(path)
         if written:
@@ -80,9 +81,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     kind = known_class(config, shapes)
     found = [*_dtype(config, tensors, kind)] if written else []
-    found += _vocabulary(folder, tensors)
-    beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
-    found += [finding("token-ids", text, file=name) for name, text in special_ids_beyond(beside, config, tensors)]
+    found += _ids_beyond(folder, config, tensors)
     found += [*_settings_beside(folder), *_codes_beside(folder, tensors), *_name(folder, config, tensors, loaded_as)]
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
@@ -220,6 +219,14 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
 
 
 # -- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def _ids_beyond(folder: Path, config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Ids of the tokenizer and of the settings for generation for which the embedding has no row."""
+    yield from _vocabulary(folder, tensors)
+    beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
+    for name, text in special_ids_beyond(beside, config, tensors):
+        yield finding("token-ids", text, file=name)
 
 
 def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ class TestTexts:
     @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "chat_template.jinja", "tokenizer_config.json"])
     def test_lose_their_byte_order_mark(self, name: str, tmp_path: Path) -> None:
         source = model(tmp_path / "model")
-        content = b"{}" if name.endswith("json") else b"{{ messages }}"
+        content = b'{"model_type": "own"}' if name.endswith("json") else b"{{ messages }}"
         (source / name).write_bytes(b"\xef\xbb\xbf" + content)
         wanted = "damaged-config" if name == "config.json" else "damaged-side-file"
         assert wanted in {item.code for item in ckpt_cli.verify(source).findings}

@@ -155,7 +155,8 @@ class TestALiveRun:
         assert time.monotonic() - began >= 0.7
         reason = "no tracker says that it is finished, so its files must not change for 0.7 s (--settle)"
         assert told == [f"100: {reason}", f"200: {reason}"]
-        assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
+        # Whichever is quiet first: on a busy machine their files are not touched at the same time.
+        assert sorted(happened(tmp_path / "out")) == [("made", 100), ("made", 200)]
 
     def test_a_tracker_ends_the_wait_for_its_step_and_for_older_ones_at_once(self, run: Path, tmp_path: Path) -> None:
         age(run, 5)

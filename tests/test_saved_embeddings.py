@@ -127,6 +127,12 @@ def test_a_checkpoint_with_a_lost_weight_is_no_adapter(tmp_path: Path) -> None:
         ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
 
 
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(torch.arange(10)[None]).logits
+    return found
+
+
 class TestWeightsThatPeftTies:
     """With ``ensure_weight_tying`` a head has its embedding's factors, turned: training had their product once in each."""
 
@@ -141,13 +147,7 @@ class TestWeightsThatPeftTies:
             if "lora_" in name:
                 parameter.data.copy_(torch.randn_like(parameter) * 0.3)
         wrapped.save_pretrained(folder)
-        return self.logits(wrapped)
-
-    @staticmethod
-    def logits(model: Any) -> torch.Tensor:
-        with torch.no_grad():
-            found: torch.Tensor = model.eval()(torch.arange(10)[None]).logits
-        return found
+        return logits(wrapped)
 
     @pytest.mark.parametrize("modules", [["embed_tokens"], ["embed_tokens", "q_proj"], ["lm_head", "q_proj"], ["embed_tokens", "lm_head"]])
     @pytest.mark.parametrize("stored", [False, True])
@@ -157,7 +157,7 @@ class TestWeightsThatPeftTies:
         base = base_of(tmp_path / "base", tied=True, stored=stored)
         wanted = self.trained(tmp_path / "adapter", base, modules, ensure_weight_tying=True)
         result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base, verify=True)
-        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+        assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
         (told,) = (note for note in result.outputs[0].notes if note.code == "lora-tied")
         assert (told.level, "the same factors, which are added once" in told.text) == ("info", True)
         assert not [item for item in result.outputs[0].verified[0].findings if item.severity == "error"]
@@ -180,7 +180,7 @@ class TestWeightsThatPeftTies:
         base = base_of(tmp_path / "base", tied=False)
         wanted = self.trained(tmp_path / "adapter", base, ["embed_tokens", "lm_head"])
         ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
-        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+        assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
 
     def test_without_a_base_are_told_to_lack_it(self, tmp_path: Path) -> None:
         self.trained(tmp_path / "adapter", base_of(tmp_path / "base", tied=True), ["embed_tokens"], ensure_weight_tying=True)
@@ -210,7 +210,7 @@ class TestWeightsThatPeftTies:
         ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
         assert load(tmp_path / "out").keys() == load(base).keys()
         if not tied:
-            assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+            assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
 
 
 class TestAnEmbeddingTrainedAsAWhole:
@@ -228,13 +228,7 @@ class TestAnEmbeddingTrainedAsAWhole:
             if parameter.requires_grad:
                 parameter.data.add_(torch.randn_like(parameter) * 0.3)
         wrapped.save_pretrained(folder)
-        return self.logits(wrapped)
-
-    @staticmethod
-    def logits(model: Any) -> torch.Tensor:
-        with torch.no_grad():
-            found: torch.Tensor = model.eval()(torch.arange(10)[None]).logits
-        return found
+        return logits(wrapped)
 
     @pytest.mark.parametrize(
         "options", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}, {"modules_to_save": ["lm_head"]}, {"ensure_weight_tying": True}]
@@ -246,7 +240,7 @@ class TestAnEmbeddingTrainedAsAWhole:
         base = base_of(tmp_path / "base", tied=tied, stored=stored)
         wanted = self.trained(tmp_path / "adapter", base, **options)
         result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base, verify=True)
-        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+        assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
         told = {note.code: note for note in result.outputs[0].notes}
         assert ("tied-heads-differ" in told) == (tied and "ensure_weight_tying" not in options)
         assert ("lora-tied" in told) == (tied and not stored and not options)
@@ -258,7 +252,7 @@ class TestAnEmbeddingTrainedAsAWhole:
         base = base_of(tmp_path / "base", tied=True)
         wanted = self.trained(tmp_path / "adapter", base, target_modules=["q_proj", "lm_head"])
         ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
-        assert torch.allclose(self.logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
+        assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
 
     @pytest.mark.parametrize("way", ["more rows", "class unknown"])
     def test_is_warned_of_where_the_head_is_not_known(self, way: str, tmp_path: Path) -> None:

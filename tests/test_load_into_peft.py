@@ -83,3 +83,45 @@ def test_several_adapters_are_refused(saved: tuple[Any, Path]) -> None:
     model.add_adapter("second", peft.LoraConfig(target_modules=["q_proj"], r=2))
     with pytest.raises(Unsupported, match="several adapters"):
         ckpt_cli.load_into(model, saved[1] / "adapter")
+
+
+def with_trained_modules(seed: int) -> Any:
+    """A model whose head and one norm are trained as a whole beside the adapters: PEFT holds each of them twice."""
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2, modules_to_save=["lm_head", "model.norm"])
+    model = peft.get_peft_model(build(*MODELS["llama"]), config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    return model.eval()
+
+
+def test_modules_trained_as_a_whole_are_filled_from_an_adapter(tmp_path: Path) -> None:
+    source, model, before = with_trained_modules(1), with_trained_modules(2), with_trained_modules(2)
+    source.save_pretrained(tmp_path / "adapter")
+    loaded = ckpt_cli.load_into(model, tmp_path / "adapter", strict=False)
+    assert not loaded.unexpected
+    there, untouched = source.state_dict(), before.state_dict()
+    for name, value in model.state_dict().items():
+        is_of_adapter = "lora_" in name or ".modules_to_save." in name
+        assert torch.equal(value, (there if is_of_adapter else untouched)[name]), name
+
+
+def test_a_base_fills_both_states_of_modules_that_are_trained_as_a_whole(tmp_path: Path) -> None:
+    """As they are where PEFT wraps a model that was loaded before."""
+    base = build(*MODELS["llama"])
+    torch.save(base.state_dict(), tmp_path / "base.pt")
+    model = with_trained_modules(2)
+    ckpt_cli.load_into(model, tmp_path / "base.pt", allow_missing="*lora_*")
+    for name in ("lm_head", "model.norm"):
+        held = model.get_base_model().get_submodule(name)
+        for state in (held.original_module, held.modules_to_save["default"]):
+            assert torch.equal(state.weight, base.get_submodule(name).weight)
+
+
+def test_both_states_are_filled_from_a_whole_state_dict(tmp_path: Path) -> None:
+    source, model = with_trained_modules(1), with_trained_modules(2)
+    torch.save(source.state_dict(), tmp_path / "both.pt")
+    ckpt_cli.load_into(model, tmp_path / "both.pt")
+    assert equal(model, source, factors=True)
+    assert equal(model, source, factors=False)

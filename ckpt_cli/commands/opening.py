@@ -258,7 +258,7 @@ def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptio
         except CkptError as error:
             errors.append(error)
             continue
-        stored = plainly_named(named.tensors) if plain else named.tensors
+        stored = plainly_named(named.tensors, targets) if plain else named.tensors
         found = matched(stored, named.tied, targets, naming, options.allow_missing)
         found = with_own_names(found, plain) if plain else found
         candidates.append((found, named))

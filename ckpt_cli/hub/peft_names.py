@@ -103,10 +103,24 @@ def plain_name(name: str) -> str:
 
     >>> plain_name("base_model.model.h.0.q.base_layer.weight"), plain_name("base_model.model.h.0.q.lora_A.default.weight")
     ('h.0.q.weight', 'h.0.q.lora_A.weight')
+    >>> plain_name("base_model.model.head.modules_to_save.default.weight"), plain_name("base_model.model.head.original_module.weight")
+    ('head.weight', 'head.original_module.weight')
     """
     short = _without_base(name.removeprefix(PREFIX))
+    if (saved := SAVED.fullmatch(short)) is not None:
+        return f"{saved['module']}.{saved['rest']}"
     match = ADAPTED.fullmatch(short)
     return short if match is None else ".".join(part for part in (match["module"], match["part"], match["leaf"]) if part)
+
+
+def first_state_of(name: str) -> str | None:
+    """The name under which a module that is trained as a whole is used, of a tensor of its first state; None for other tensors.
+
+    >>> first_state_of("head.original_module.weight")
+    'head.weight'
+    """
+    original = ORIGINAL.fullmatch(name)
+    return None if original is None else f"{original['module']}.{original['rest']}"
 
 
 def parse_peft(component: Mapping[str, Tensor]) -> PeftState:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ckpt_cli.errors import Unsupported
-from ckpt_cli.hub.peft_names import plain_name
+from ckpt_cli.hub.peft_names import first_state_of, has_adapters, plain_name
 from ckpt_cli.loading.match import Matched
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Tensor
@@ -23,10 +23,20 @@ def plain_names(live: Mapping[str, Tensor]) -> dict[str, str]:
     return plain
 
 
-def plainly_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint without what PEFT adds to their names, where that makes no two alike."""
+def plainly_named(tensors: Mapping[str, Tensor], live: Iterable[str]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint without what PEFT adds to their names, where that makes no two alike.
+
+    ``live`` are the plain names of the model. One of a module that is trained as a whole has its first state too: in a checkpoint that
+    knows nothing of adapters, both are one tensor.
+    """
     short = {name: plain_name(name) for name in tensors}
-    return {new: tensors[old] for old, new in short.items()} if len({*short.values()}) == len(short) else dict(tensors)
+    if len({*short.values()}) < len(short):
+        return dict(tensors)
+    plain = {new: tensors[old] for old, new in short.items()}
+    if has_adapters(tensors):
+        return plain
+    used = {name: first_state_of(name) for name in live}
+    return plain | {name: plain[now] for name, now in used.items() if now in plain}
 
 
 def with_own_names(found: Matched, plain: Mapping[str, str]) -> Matched:

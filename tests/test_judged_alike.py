@@ -40,6 +40,11 @@ FACTS: dict[str, tuple[Folder, str, str]] = {
     "a layer too many": ((weights(layers=3), config(), {}), "extra-layers", "extra-layer"),
     "integers": (({**W, "model.norm.weight": torch.ones(16, dtype=torch.int32)}, config(), {}), "odd-dtype", "odd-dtype"),
     "token ids beyond the rows": ((W, config(eos_token_id=9999), {}), "token-ids", "token-ids"),
+    "settings of generation without an end": (
+        (W, config(eos_token_id=3), {"generation_config.json": {"max_new_tokens": 16}}),
+        "no-end",
+        "no-end",
+    ),
     "a config that builds nothing": ((W, config(num_attention_heads=0), {}), "unbuildable-config", "unbuildable-config"),
     "a prefix twice": (
         ({f"model.{name}" if name.startswith("model.") else name: W[name] for name in W}, config(), {}),

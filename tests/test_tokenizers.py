@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import Unsupported
+from tests.architectures import MODELS, build
 
 
 def tokenizer(order: str = "abcdefgh") -> dict[str, Any]:
@@ -261,6 +262,42 @@ class TestSpecialIds:
     def test_that_have_a_row_or_need_none_are_not(self, ids: dict[str, Any], tmp_path: Path) -> None:
         run = model(tmp_path / "run", config=ids, generation_config=ids)
         assert "token-ids" not in warnings(ckpt_cli.merge(run, tmp_path / "out"))
+
+
+class TestSettingsForGenerationWithoutAnEnd:
+    """As a rollout's are: transformers takes the end of a text from them alone, and not from config.json."""
+
+    @pytest.mark.parametrize("config", [{"eos_token_id": 3}, {"text_config": {"eos_token_id": [3, 4]}}])
+    def test_are_told(self, config: dict[str, Any], tmp_path: Path) -> None:
+        run = model(tmp_path / "run", config=config, generation_config={"max_new_tokens": 16, "n": 8})
+        assert "texts never end" in warnings(ckpt_cli.merge(run, tmp_path / "out"))["no-end"]
+        assert "texts never end" in warnings(ckpt_cli.average([model(tmp_path / "older"), run], tmp_path / "mean"))["no-end"]
+        for path in (run, tmp_path / "out"):
+            (item,) = [item for item in ckpt_cli.verify(path).findings if item.code == "no-end"]
+            assert (item.severity, item.file) == ("warning", "generation_config.json")
+
+    @pytest.mark.parametrize(
+        ("config", "generation"),
+        [
+            ({"eos_token_id": 3}, {"eos_token_id": [3]}),
+            ({"eos_token_id": 3}, {"eos_token_id": 0}),
+            ({"eos_token_id": 3}, None),
+            ({}, {"max_new_tokens": 16}),
+            ({"eos_token_id": None}, {"max_new_tokens": 16}),
+            ({"eos_token_id": 3, "architectures": ["SiglipModel"]}, {"max_new_tokens": 16}),
+        ],
+    )
+    def test_others_are_not(self, config: dict[str, Any], generation: dict[str, Any] | None, tmp_path: Path) -> None:
+        files = {} if generation is None else {"generation_config": generation}
+        run = model(tmp_path / "run", config=config, **files)
+        assert "no-end" not in warnings(ckpt_cli.merge(run, tmp_path / "out"))
+
+    def test_never_end_in_transformers(self, tmp_path: Path) -> None:
+        made = build(*MODELS["llama"])
+        made.config.eos_token_id = 3
+        made.save_pretrained(tmp_path)
+        (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 16}')
+        assert type(made).from_pretrained(tmp_path).generation_config.eos_token_id is None
 
 
 @pytest.mark.parametrize("command", ["merge", "average"])

@@ -1,4 +1,4 @@
-"""Token ids that have no row in the embedding: those of a tokenizer.json, and the special ones that configs name."""
+"""Token ids that have no row in the embedding, and the special ones that configs name, or forget to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, TokenizerFile
-from ckpt_cli.names import few
+from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
 SPECIAL = re.compile(r"((forced_)?(bos|eos)|pad|sep|cls|decoder_start)_token_id")
 """Ids that begin, end or fill a text."""
 
+END = "eos_token_id"
 GENERATIVE = re.compile(r".*((?<!Masked)LM|Generation)")
 """In names of classes that write texts. Others never ask for these ids, and some (SigLIP) have defaults without a row."""
 
@@ -69,16 +70,24 @@ def special_ids_beyond(files: Mapping[str, Path], config: Config, tensors: Mappi
     rows = embedding.shape[0] if embedding is not None else max(sizes, default=None)
     if rows is None:
         return
-    generation: Mapping[str, Any] = {}
-    if GENERATION_CONFIG in files:
-        with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
-            generation = read_config(files[GENERATION_CONFIG])
-    kind = architecture(config)
-    writes = kind is None or GENERATIVE.match(kind) is not None
-    for name, entries in ((GENERATION_CONFIG, [generation]), (CONFIG, levels if writes else [])):
+    generation = _generation(files) or {}
+    for name, entries in ((GENERATION_CONFIG, [generation]), (CONFIG, levels if _writes_texts(config) else [])):
         beyond = [f"{key} {value}" for entry in entries for key, value in _special(entry) if value >= rows]
         if beyond:
             yield name, f"{few(list(dict.fromkeys(beyond)))}: the embedding has {rows} rows"
+
+
+def endless(files: Mapping[str, Path], config: Config) -> str | None:
+    """Why texts of a model never end: settings for generation without the id that config.json gives the end. None for others.
+
+    transformers takes this id from generation_config.json alone if there is one (``GenerationConfig`` of 5.x, 4.x).
+    """
+    text = config.get("text_config")
+    ends = [level.get(END) for level in (config, text) if isinstance(level, Mapping) and level.get(END) is not None]
+    generation = _generation(files)
+    if generation is None or generation.get(END) is not None or not ends or not _writes_texts(config):
+        return None
+    return f"it has no {END}, and that of config.json ({printable(str(ends[0]))}) is not used beside it: texts never end"
 
 
 def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note]:
@@ -90,7 +99,21 @@ def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note
     return [
         *notes,
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in special_ids_beyond(assets.files, assets.config, tensors)),
+        *([Note("warning", "no-end", f"{GENERATION_CONFIG}: {text}")] if (text := endless(assets.files, assets.config)) else []),
     ]
+
+
+def _generation(files: Mapping[str, Path]) -> Config | None:
+    """The settings for generation among files; None without. What cannot be read is found elsewhere."""
+    if GENERATION_CONFIG in files:
+        with contextlib.suppress(CkptError):
+            return read_config(files[GENERATION_CONFIG])
+    return None
+
+
+def _writes_texts(config: Config) -> bool:
+    kind = architecture(config)
+    return kind is None or GENERATIVE.match(kind) is not None
 
 
 def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:

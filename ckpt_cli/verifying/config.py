@@ -37,7 +37,7 @@ from ckpt_cli.hub.classes.prefixes import common_prefix
 from ckpt_cli.hub.config import Config, not_loaded
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
-from ckpt_cli.hub.tokenizer import ids_beyond, special_ids_beyond
+from ckpt_cli.hub.tokenizer import endless, ids_beyond, special_ids_beyond
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
@@ -227,6 +227,8 @@ def _ids_beyond(folder: Path, config: Config, tensors: Mapping[str, Tensor]) -> 
     beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
     for name, text in special_ids_beyond(beside, config, tensors):
         yield finding("token-ids", text, file=name)
+    if (ending := endless(beside, config)) is not None:
+        yield finding("no-end", ending, file=GENERATION_CONFIG)
 
 
 def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:

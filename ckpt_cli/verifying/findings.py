@@ -193,6 +193,12 @@ KINDS: dict[str, Kind] = {
     "token-ids": Kind(
         "warning", "headers", "config.json or generation_config.json names special tokens for which the embedding has no row"
     ),
+    "no-end": Kind(
+        "warning",
+        "headers",
+        "generation_config.json lacks the eos_token_id that config.json has, which is not used beside it: texts never end",
+        "add eos_token_id to generation_config.json",
+    ),
     "added-tokens": Kind("info", "headers", "added tokens of the tokenizer have ids beyond the rows of the embedding"),
     "tied-alone": Kind(
         "warning",

@@ -153,3 +153,31 @@ def test_what_cannot_be_read_of_a_later_save_is_a_warning(tmp_path: Path) -> Non
 def test_healthy_steps_have_one_form(copy: Copy, tmp_path: Path) -> None:
     for parts in (("layouts", "accelerate", "full"), ("layouts", "accelerate", "run"), ("megatron", "llama-tp2", "checkpoint")):
         assert not {"other-model", "passed-over"} & notes_of(copy(*parts), tmp_path / parts[-1] / parts[-2]).keys()
+
+
+class TestStateOfTwoSaves:
+    """Nothing tells which of the two a scheduler or a random state belongs to, but the weights beside it."""
+
+    def step(self, folder: Path, when: When, other: int = 1) -> Path:
+        step = rank_files_and_dcp(folder, model(other), when)
+        torch.save({"lr_scheduler": {"last_epoch": 3}, "rng": {"cpu": torch.get_rng_state()}}, step / "extra_state_world_size_1_rank_0.pt")
+        return step
+
+    def test_is_refused_if_the_other_was_saved_later(self, tmp_path: Path) -> None:
+        with pytest.raises(Undecidable, match="two saves are in one folder"):
+            ckpt_cli.extract_state(self.step(tmp_path, "later"), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_of_the_same_time_is_a_warning(self, tmp_path: Path) -> None:
+        result = ckpt_cli.extract_state(self.step(tmp_path, "together"), tmp_path / "out")
+        assert [note.code for note in result.notes if note.level == "warning"] == ["other-model"]
+
+    @pytest.mark.parametrize(("when", "other"), [("earlier", 1), ("later", 0), ("together", 0)])
+    def test_is_written_if_the_other_is_older_or_the_same(self, when: When, other: int, tmp_path: Path) -> None:
+        result = ckpt_cli.extract_state(self.step(tmp_path, when, other), tmp_path / "out")
+        assert not [note for note in result.notes if note.level == "warning"]
+
+    def test_is_written_if_the_weights_are_lost(self, tmp_path: Path) -> None:
+        step = self.step(tmp_path, "later")
+        (step / "model_world_size_1_rank_0.pt").write_bytes(b"")
+        assert ckpt_cli.extract_state(step, tmp_path / "out").scheduler == {"last_epoch": 3}

@@ -14,6 +14,7 @@ from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
 from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.forms.passed_over import passed_over_state
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
@@ -77,6 +78,7 @@ def extract_state(
         found, place, notes, newer = choose(path, files, component, step, nodes)
         state = read_state(found, place, files, optimizer=True)
         notes += other_step_notes(found, place, state.sources, weights=False)
+        notes += passed_over_state(found, place, files)
         optimizer = _optimizer(found, place, files, chosen, state.notes) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
             if format_of(place.match).is_refused and place.match.trouble is not None:

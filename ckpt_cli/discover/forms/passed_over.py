@@ -34,6 +34,17 @@ def passed_over_notes(found: Found, place: Place, component: Component, config: 
     return notes
 
 
+def passed_over_state(found: Found, place: Place, files: Files) -> list[Note]:
+    """The same of training state, which is told by the weights that were saved with it. Raises Undecidable as for these."""
+    if found.is_named(place) or not any(map(_is_form, place.passed_over)):
+        return []
+    try:
+        component = describe(place.match, files, ReadOptions())
+    except CkptError:
+        return []  # state may be all that is left of a step
+    return [note for note in passed_over_notes(found, place, component, {}, files) if note.level == "warning"]
+
+
 def unread_forms(found: Found, place: Place) -> list[Note]:
     """What was not read beside a component, in its own folder, and was not compared as another form of it."""
     others = [other for other in place.passed_over if other.folder is None and (found.is_named(place) or not _is_form(other))]

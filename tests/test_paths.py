@@ -98,3 +98,8 @@ class TestACurrentFolderThatIsGone:
             assert (done.code, "the current folder was removed" in done.err, "Traceback" in done.err) == (3, True, False), (words, done)
         with pytest.raises(NotFound, match="the current folder was removed"):
             absolute("run")
+
+    def test_is_said_where_torch_cannot_be_loaded_without_it(self, gone: Path) -> None:
+        done = ckpt("extract-state", ROOT / "examples" / "tiny-run", "-o", gone / "state", PYTHONPATH=str(ROOT))
+        assert (done.code, "the current folder was removed" in done.err, "go to a folder" in done.err) == (3, True, True), done
+        assert not (gone / "state").exists()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
 from typing import Any
 
 from ckpt_cli.errors import Unsupported, install
+from ckpt_cli.paths import current_folder
 from ckpt_cli.tensors.plain_values import TensorValue, TorchName
 
 OVERHEAD, PER_TENSOR, ALIGNMENT = 1300, 350, 64
@@ -17,7 +19,10 @@ WIDER = {"uint16": "int32", "uint32": "int64"}
 
 
 def torch_bytes(value: Any) -> bytes:
-    """The content of a ``.pt`` file. Raises Unsupported if torch is not installed, MemoryError if there is no room to load it."""
+    """The content of a ``.pt`` file. Raises Unsupported if torch cannot be loaded, MemoryError if there is no room for it."""
+    if "torch" not in sys.modules and current_folder() is None:  # Intel's library ends the process there
+        text = "writing .pt files needs torch, which cannot be loaded where the current folder was removed"
+        raise Unsupported(text, hint="go to a folder that is there")
     try:
         import torch
     except (ImportError, OSError) as error:

@@ -292,6 +292,18 @@ class TestSettingsForGenerationWithoutAnEnd:
         run = model(tmp_path / "run", config=config, **files)
         assert "no-end" not in warnings(ckpt_cli.merge(run, tmp_path / "out"))
 
+    @pytest.mark.parametrize(
+        ("own", "of_base", "told"), [(5, 3, True), ([5, 6], [3, 4], True), (5, [3, 5], False), (3, 3, False), (None, 3, False)]
+    )
+    def test_of_a_base_that_end_elsewhere_are_told(self, own: Any, of_base: Any, told: bool, tmp_path: Path) -> None:
+        """Chat templates end a turn with a token of their own, which a training writes into config.json."""
+        run = model(tmp_path / "run", config={"eos_token_id": own} if own is not None else {"model_type": "own"})
+        base = model(tmp_path / "base", config={"eos_token_id": 3}, generation_config={"eos_token_id": of_base})
+        found = warnings(ckpt_cli.merge(run, tmp_path / "out", base=base))
+        assert ("other-end" in found) is told
+        if told:
+            assert "comes from base" in found["other-end"]
+
     def test_never_end_in_transformers(self, tmp_path: Path) -> None:
         made = build(*MODELS["llama"])
         made.config.eos_token_id = 3

@@ -15,7 +15,7 @@ from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, TokenizerFile
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -82,12 +82,35 @@ def endless(files: Mapping[str, Path], config: Config) -> str | None:
 
     transformers takes this id from generation_config.json alone if there is one (``GenerationConfig`` of 5.x, 4.x).
     """
-    text = config.get("text_config")
-    ends = [level.get(END) for level in (config, text) if isinstance(level, Mapping) and level.get(END) is not None]
-    generation = _generation(files)
+    ends, generation = _ends(config), _generation(files)
     if generation is None or generation.get(END) is not None or not ends or not _writes_texts(config):
         return None
-    return f"it has no {END}, and that of config.json ({printable(str(ends[0]))}) is not used beside it: texts never end"
+    return f"it has no {END}, and that of config.json ({ends[0]}) is not used beside it: texts never end"
+
+
+def _other_end(assets: Assets) -> str | None:
+    """How settings for generation that come from another place than config.json, as a base, end texts elsewhere. None if they do not.
+
+    A training that teaches a model another end, as a chat template's, writes it into config.json.
+    """
+    files, wanted = assets.files, _ends(assets.config)
+    if GENERATION_CONFIG not in files or CONFIG not in files or files[GENERATION_CONFIG].parent == files[CONFIG].parent:
+        return None
+    there = _ids((_generation(files) or {}).get(END))
+    if not there or not wanted or {*wanted} & {*there} or not _writes_texts(assets.config):
+        return None
+    text = f"it comes from {files[GENERATION_CONFIG].parent.name}, and ends texts at {few([str(end) for end in there])}"
+    return f"{text}, config.json at {few([str(end) for end in wanted])}, which is not used beside it"
+
+
+def _ends(config: Config) -> list[int]:
+    """The ids of the end that a config names, on its own level or that of its language model."""
+    text = config.get("text_config")
+    return [end for level in (config, text) if isinstance(level, Mapping) for end in _ids(level.get(END))]
+
+
+def _ids(value: object) -> list[int]:
+    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
 
 
 def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note]:
@@ -100,6 +123,7 @@ def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note
         *notes,
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in special_ids_beyond(assets.files, assets.config, tensors)),
         *([Note("warning", "no-end", f"{GENERATION_CONFIG}: {text}")] if (text := endless(assets.files, assets.config)) else []),
+        *([Note("warning", "other-end", f"{GENERATION_CONFIG}: {text}")] if (text := _other_end(assets)) else []),
     ]
 
 
@@ -123,4 +147,4 @@ def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:
 def _special(entries: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for key, value in entries.items():
         if SPECIAL.fullmatch(key):
-            yield from ((key, each) for each in (value if isinstance(value, list) else [value]) if type(each) is int)
+            yield from ((key, each) for each in _ids(value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
@@ -11,6 +12,7 @@ from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import named_alike
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
+from ckpt_cli.drafting.header_metadata import carried_metadata
 from ckpt_cli.dtypes import BASE, CAST_NAMES
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.assets import CONFIG, config_notes
@@ -175,7 +177,8 @@ def compared_claim(draft: Draft) -> Claim:
 def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     options = setting.options
     _refuse_cast_of_codes(draft, options.dtype)
-    made = make_plan(
+    plan = partial(
+        make_plan,
         draft.tensors,
         dtype="keep" if options.dtype in (None, BASE) else options.dtype,
         dtypes=draft.dtypes,
@@ -186,9 +189,12 @@ def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draf
         combinations=draft.combinations,
         kept=_kept_in_fp32(draft, setting),
     )
+    made = plan()
+    metadata, notes = carried_metadata(draft.opened.component.metadata, draft.opened.component.tensors, made)
+    draft = noted(draft, notes)
     if setting.base is not None and draft.from_base:
         draft = replace(draft, fused=(*draft.fused, *setting.base.fused_adapters))
-    return replace(draft, plan=made, fused=tuple(dict.fromkeys(draft.fused)))
+    return replace(draft, plan=plan(metadata=metadata) if metadata else made, fused=tuple(dict.fromkeys(draft.fused)))
 
 
 def _refuse_cast_of_codes(draft: Draft, dtype: str | None) -> None:

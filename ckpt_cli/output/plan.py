@@ -163,12 +163,13 @@ def make_plan(
     dropped: Mapping[str, str] | None = None,
     combinations: Mapping[str, Combination] | None = None,
     kept: frozenset[str] = frozenset(),
+    metadata: Mapping[str, str] | None = None,
 ) -> Plan:
     """Plan the output of ``tensors`` (output name -> tensor); those in ``combinations`` are computed from several.
 
     ``dtype`` is "keep" or a name of `CAST_NAMES`; ``dtypes`` (by name) goes before it, and so does ``kept``, which names those that
-    are fp32; ``max_shard_size`` is in bytes, None never splits. Raises UsageError for an unknown dtype, Unsupported for tensors that
-    safetensors cannot hold or that must not be cast.
+    are fp32; ``max_shard_size`` is in bytes, None never splits; every header has ``metadata``. Raises UsageError for an unknown dtype,
+    Unsupported for tensors that safetensors cannot hold or that must not be cast.
     """
     wanted, combined = {**(dtypes or {}), **dict.fromkeys(kept, BY_CODE["F32"])}, combinations or {}
     outputs = [
@@ -190,7 +191,7 @@ def make_plan(
     groups = _split(outputs, max_shard_size)
     stem = weights_name.removesuffix(".safetensors")
     names = [weights_name] if len(groups) == 1 else [f"{stem}-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
-    files = tuple(_lay_out(name, group) for name, group in zip(names, groups, strict=True))
+    files = tuple(_lay_out(name, group, {**(metadata or {}), **FORMAT_METADATA}) for name, group in zip(names, groups, strict=True))
     index = index_name = None
     if len(files) > 1:
         weight_map = {output.name: file.name for file in files for output in file.tensors}
@@ -303,10 +304,10 @@ def _split(outputs: Sequence[OutputTensor], limit: int | None) -> list[list[Outp
     return groups
 
 
-def _lay_out(name: str, outputs: Sequence[OutputTensor]) -> OutputFile:
+def _lay_out(name: str, outputs: Sequence[OutputTensor], metadata: Mapping[str, str]) -> OutputFile:
     """Wide dtypes first, so that every tensor begins at a multiple of its element size, as the safetensors library does."""
     ordered = sorted(outputs, key=lambda output: -output.dtype.itemsize)
-    header, offsets = build_header(((o.name, o.dtype, o.tensor.shape) for o in ordered), FORMAT_METADATA)
+    header, offsets = build_header(((o.name, o.dtype, o.tensor.shape) for o in ordered), metadata)
     placed = tuple(replace(output, offset=offset) for output, offset in zip(ordered, offsets, strict=True))
     size = placed[-1].offset + placed[-1].nbytes if placed else len(header)
     return OutputFile(name, header, size, placed)

@@ -62,6 +62,7 @@ class Component:
     ``ordered``: the tensors stand in the order of the model, if their format keeps it. ``arguments`` are those of the training, as
     plain values, where the files hold them (Megatron's ``args``); ``step`` is the one that the files record, in the count of their trainer.
     ``watched`` are all files that were opened to describe it: what they say of the weights must still be so at the end.
+    ``metadata`` is what the headers of its safetensors files say besides tensors, an entry that differs between them left out.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Component:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = None
     watched: tuple[Watched, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def numel(self) -> int:

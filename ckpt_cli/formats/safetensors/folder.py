@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ckpt_cli.formats.safetensors.names import EMA, INDEX, INDEX_SUFFIX, OPTIMIZ
 from ckpt_cli.formats.safetensors.scan import scan_set
 from ckpt_cli.formats.torch_files.averages import split_average
 from ckpt_cli.formats.torch_files.reader import holds_torch_model
-from ckpt_cli.names import check_name, is_extra_state, numbered
+from ckpt_cli.names import check_name, few, is_extra_state, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -92,7 +93,24 @@ class HubFolder(Format):
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)
         leaves = tuple(entry_leaf(tensor) for name, tensor in weights.tensors.items() if is_extra_state(name))
-        return Component(match.component, FORMAT, match.root, tensors, paths, leaves=leaves, notes=notes, writer=match.evidence)
+        said, differing = _metadata(weights.files, files)
+        if differing:
+            text = f"the headers of its files disagree about {few(differing)}, which is not written"
+            notes = (*notes, Note("warning", "header-metadata", text))
+        return Component(
+            match.component, FORMAT, match.root, tensors, paths, leaves=leaves, notes=notes, writer=match.evidence, metadata=said
+        )
+
+
+def _metadata(paths: Sequence[Path], files: Files) -> tuple[dict[str, str], list[str]]:
+    """What the headers of files say besides tensors, and the entries about which they disagree. Which library wrote them is no matter."""
+    said: dict[str, set[str]] = {}
+    for path in paths:
+        for key, value in files.parsed(path, read_header).metadata.items():
+            said.setdefault(key, set()).add(value)
+    said.pop("format", None)
+    agreed = {key: next(iter(values)) for key, values in said.items() if len(values) == 1}
+    return agreed, [key for key in said if key not in agreed]
 
 
 def entry_leaf(entry: Entry | Tensor) -> Leaf:

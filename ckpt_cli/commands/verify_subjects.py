@@ -18,7 +18,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
-from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, safetensors_part, stem_of
+from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, safetensors_part, stem_of
 from ckpt_cli.formats.safetensors.scan import WeightSet
 from ckpt_cli.hub.adapters.other_kinds import OtherAdapters, other_adapters
 from ckpt_cli.hub.assets import CONFIG
@@ -74,7 +74,11 @@ class Subject:
 
 def is_output(path: Path) -> bool:
     """Whether a path is a model folder, or a file in one: --step then means the source."""
-    return is_model_folder(path) if is_folder(path) else path.name.endswith((SUFFIX, INDEX_SUFFIX))
+    return is_model_folder(path) if is_folder(path) else _is_of_model(path.name)
+
+
+def _is_of_model(name: str) -> bool:
+    return name.endswith(SUFFIX) or is_index(name)
 
 
 def find_subjects(
@@ -85,7 +89,7 @@ def find_subjects(
         taken = {place.match.root for place in places_in(path, Folders())}
         found = _folder_subjects(path, files, type)
         return [replace(one, notes=tuple(_notes_below(path, taken, one, files))) for one in found]
-    if is_file(path) and path.name.endswith((SUFFIX, INDEX_SUFFIX)) and is_model_folder(path.parent):
+    if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
     first = opened.components[0]

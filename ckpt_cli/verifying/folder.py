@@ -19,7 +19,7 @@ from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.index import Index, Problem
-from ckpt_cli.formats.safetensors.names import EMA, INDEX_SUFFIX, SINGLE, SUFFIX, safetensors_part
+from ckpt_cli.formats.safetensors.names import EMA, SINGLE, SUFFIX, is_index, safetensors_part
 from ckpt_cli.formats.safetensors.scan import WeightSet, part_problem, scan
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
@@ -50,9 +50,9 @@ class FolderCheck:
 
 def is_model_folder(path: Path) -> bool:
     """Whether a folder holds weights as loaders read them, or says that it did when it was written."""
-    names = [entry.name for entry in files_in(path, lambda name: name.endswith((SUFFIX, INDEX_SUFFIX)) or name == MANIFEST)]
-    weights = [name for name in names if name.endswith((SUFFIX, INDEX_SUFFIX)) and not SHARD.fullmatch(name)]
-    usual = any(name.endswith(INDEX_SUFFIX) or name in (SINGLE, EMA) or safetensors_part(name) for name in weights)
+    names = [entry.name for entry in files_in(path, lambda name: name.endswith(SUFFIX) or is_index(name) or name == MANIFEST)]
+    weights = [name for name in names if name != MANIFEST and not SHARD.fullmatch(name)]
+    usual = any(is_index(name) or name in (SINGLE, EMA) or safetensors_part(name) for name in weights)
     if not usual and any(not format_of(match).is_loaded for match in recognise(path)):
         # A value head or an adapter beside pytorch_model.bin, or files of ranks, is not the model.
         weights = []

@@ -15,7 +15,7 @@ from ckpt_cli.files.folders import Folders, files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER
+from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER, is_index, stem_of
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
@@ -135,8 +135,8 @@ def _other_files(found: Found, place: Place, component: Component, files: Files)
 
 def _weights_in(folder: Path) -> list[Path]:
     """The weights of a folder: single files, and indexes in place of the parts that they list."""
-    indexes = files_in(folder, lambda name: name.endswith((INDEX_SUFFIX, TORCH_INDEX)))
-    listed = {index.name for index in indexes}
+    indexes = files_in(folder, lambda name: is_index(name) or name.endswith(TORCH_INDEX))
+    listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
     return [path for path in files_in(folder, _holds_weights) if _index_of(path.name) not in listed] + indexes
 
 

@@ -12,7 +12,18 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
-from ckpt_cli.formats.safetensors.names import EMA, INDEX, INDEX_SUFFIX, OPTIMIZER, SINGLE, SUFFIX, is_whole, next_models, safetensors_part
+from ckpt_cli.formats.safetensors.names import (
+    EMA,
+    INDEX,
+    INDEX_SUFFIX,
+    OPTIMIZER,
+    SINGLE,
+    SUFFIX,
+    is_index,
+    is_whole,
+    next_models,
+    safetensors_part,
+)
 from ckpt_cli.formats.safetensors.scan import scan_set
 from ckpt_cli.formats.torch_files.averages import split_average
 from ckpt_cli.formats.torch_files.reader import holds_torch_model
@@ -34,7 +45,7 @@ class HubFolder(Format):
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
-            if path.name.endswith(INDEX_SUFFIX):
+            if is_index(path.name):
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {path.name}")]
             if path.suffix == SUFFIX:
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
@@ -46,7 +57,7 @@ class HubFolder(Format):
             return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
         if there.is_file(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        others = there.files(path, lambda name: name.endswith(INDEX_SUFFIX))
+        others = there.files(path, is_index)
         if len(others) == 1 and not matches:
             return [Match(FORMAT, "model", path, (others[0],), f"index {others[0].name}")]
         alone = [entry for entry in there.entries(path) if entry.suffix == SUFFIX and entry.name != OPTIMIZER]

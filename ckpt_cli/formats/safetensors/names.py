@@ -10,6 +10,9 @@ from ckpt_cli.formats.sets.names import PartName, part_name
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_NAME = re.compile(r"(?P<stem>.+)\.safetensors\.index(?:\.(?P<variant>[^.]+))?\.json")
+"""An index, also that of a variant as transformers and diffusers name it: ``model.safetensors.index.ema.json``."""
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 EMA = "ema.safetensors"
@@ -42,6 +45,10 @@ def model_number(name: str) -> int:
     return int(fields["safe"] or fields["torch"]) if fields is not None else 0
 
 
+def is_index(name: str) -> bool:
+    return INDEX_NAME.fullmatch(name) is not None
+
+
 def safetensors_part(name: str) -> PartName | None:
     """What the name of a part in safetensors says; None for other names."""
     part = part_name(name)
@@ -54,6 +61,12 @@ def is_whole(name: str) -> bool:
 
 
 def stem_of(name: str) -> str:
-    """What parts of a model, its index and its only file have in common, as "model": the name of the component in them."""
+    """What parts of a model, its index and its only file have in common, as "model": the name of the component in them.
+
+    >>> [stem_of(name) for name in ("model.ema-00001-of-00002.safetensors", "model.safetensors.index.ema.json", "ema.safetensors")]
+    ['model.ema', 'model.ema', 'ema']
+    """
+    if (index := INDEX_NAME.fullmatch(name)) is not None:
+        return ".".join(part for part in index.group("stem", "variant") if part)
     part = safetensors_part(name)
-    return part.stem if part else name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX)
+    return part.stem if part else name.removesuffix(SUFFIX)

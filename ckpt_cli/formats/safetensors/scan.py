@@ -16,7 +16,7 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, Source
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.safetensors.index import Index, Problem
-from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_whole, safetensors_part, stem_of
+from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, is_whole, safetensors_part, stem_of
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error
 from ckpt_cli.names import few
@@ -49,7 +49,7 @@ def scan(folder: Path, files: Files, written: Collection[str] | None = None) -> 
     look = _Look(folder, files)
     names = [path.name for path in files_in(folder, lambda name: name.endswith(SUFFIX))]
     indexes: dict[str, Index | None] = {}
-    for path in files_in(folder, lambda name: name.endswith(INDEX_SUFFIX)):
+    for path in files_in(folder, is_index):
         indexes[stem_of(path.name)] = None
         try:
             indexes[stem_of(path.name)] = Index.read(path, SUFFIX, files)
@@ -85,7 +85,7 @@ def scan(folder: Path, files: Files, written: Collection[str] | None = None) -> 
 def scan_set(first: Path, files: Files) -> Scan:
     """One set alone: that of an index, in whose order its tensors then are, or one file. Raises what `Index.read` raises."""
     look = _Look(first.parent, files)
-    if not first.name.endswith(INDEX_SUFFIX):
+    if not is_index(first.name):
         return Scan((look.together([first.name]),), tuple(look.problems))
     index = Index.read(first, SUFFIX, files)
     files.expect([first.parent / name for name in index.files])

@@ -23,7 +23,7 @@ from ckpt_cli.names import few
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 """Endings of files of weights."""
 
-INDEX_SUFFIX = ".index.json"
+INDEX_NAME = re.compile(r"\.index(\.[^.]+)?\.json$")
 MAX_DIGITS = 12
 MAX_PARTS = 1 << 20
 SHOWN = 5
@@ -280,7 +280,7 @@ def error_of(part: SetMember, there: Folders) -> PartOfSet:
 def index_beside(path: Path, there: Folders) -> Path | None:
     """An index in the same folder that lists this file, and others with it."""
     for index in there.entries(path.parent):
-        if index.name.endswith(INDEX_SUFFIX):
+        if INDEX_NAME.search(index.name):
             files = _indexed(index)
             if path.name in files and len(files) > 1:
                 return index

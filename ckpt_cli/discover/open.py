@@ -26,6 +26,7 @@ from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, several_notes, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
+from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
@@ -275,6 +276,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
+        *twin_notes(place.name, component.tensors),
         *train_mode_notes(found, place, files),
         *unread_notes(found, place),
         *mark_notes(found, place),
@@ -289,6 +291,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     live = model_of_average(name, component.tensors, beside) if average else next(iter(beside.values()), None)
     lacking: tuple[str, ...] = ()
     if live is not None and (tensors := live()) is not None:
+        tensors = without_twin(tensors) if average else tensors
         lacking = lacking_of_model(component.tensors, tensors, assets.config, average=average)
         notes = (*notes, *lacking_notes(name, lacking, len(tensors)))
         if average and files.values:

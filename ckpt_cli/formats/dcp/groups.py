@@ -131,10 +131,10 @@ def _with_average(groups: list[Group]) -> list[Group]:
     split = split_average(groups[0].tensors) if groups else None
     if split is None:
         return groups
-    model, average = groups[0], replace(groups[0], name="ema", tensors=split[1], objects={})
+    model, average = groups[0], replace(groups[0], name="ema", tensors=split.average, objects={})
     if any(group.name == average.name for group in groups):
         return groups
-    return [replace(model, tensors=split[0]), *groups[1:], average]
+    return [replace(model, tensors=split.model), *groups[1:], average]
 
 
 def _joined(groups: Sequence[Group], found: Sequence[Group]) -> list[Group]:

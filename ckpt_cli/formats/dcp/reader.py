@@ -254,6 +254,8 @@ def origin_notes(catalog: Catalog, root: Path) -> list[Note]:
 
 def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
     """Notes about groups of weights that are not in this component; a warning for those that could also be the model."""
+    held = {id(tensor) for tensor in main.tensors.values()}
+    others = [other for other in others if not all(id(tensor) in held for tensor in other.tensors.values())]
     doubtful = [other for other in others if may_be_the_model(other, main)]
     notes = []
     if doubtful:

@@ -95,11 +95,10 @@ class HubFolder(Format):
         split = split_average(tensors) if match.component == "model" or match.group is not None else None
         notes: tuple[Note, ...] = ()
         if split is not None:
-            model, average = split
-            tensors = model if match.group is None else {name: replace(tensor, name=name) for name, tensor in average.items()}
-            notes = (
-                (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),) if match.group is None else ()
-            )
+            average = {name: replace(tensor, name=name) for name, tensor in split.average.items()}
+            tensors = split.model if match.group is None else average
+            if match.group is None and not split.alone:
+                notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),)
         paths = weights.files if weights.index is None else (weights.index, *weights.files)
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)

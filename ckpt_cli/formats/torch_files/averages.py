@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent
@@ -44,6 +45,9 @@ COUNTERS = frozenset({"n_averaged", "num_updates", "updates", "steps", "step", "
 """Numbers that an average keeps about itself."""
 
 NAMELESS = ("shadow_params", "ema_weights", "collected_params")
+LEARNED = ("weight", "bias")
+"""How modules call what they learn; buffers and counters have names of all kinds."""
+
 MAX_DEPTH = 4
 MAX_STARTS = 16
 """Beginnings of names that are tried as the prefix of the model beside its average."""
@@ -85,11 +89,24 @@ def averaged_alone(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     return pair if pair and any(isinstance(key, str) and key.startswith("online_model.") for key in held) else held
 
 
-def split_average(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]] | None:
-    """An average in the state dict of the model, under a prefix: the model without it, and the average under the model's names.
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An average in the state dict of a model, under a ``prefix``: the ``model``, and the ``average`` under the model's names.
 
-    Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names. Names are compared without the
-    parts of wrappers, which often only the model has: an average is made of the bare modules.
+    ``alone`` are tensors of the model without a partner, where nothing but names shows that it is an average: a class may have a module
+    and its twin. The model then has all tensors.
+    """
+
+    prefix: str
+    model: dict[Any, Any]
+    average: dict[Any, Any]
+    alone: tuple[str, ...] = ()
+
+
+def split_average(entries: Mapping[Any, Any]) -> Split | None:
+    """The average in the state dict of a model. Names are compared without the parts of wrappers, which often only the model has.
+
+    Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names, and buffers out of its tensors.
     """
     bare = _bare_names([name for name in entries if isinstance(name, str)])
     firsts = dict.fromkeys(name.partition(".")[0] for name in bare.values() if "." in name)
@@ -100,8 +117,12 @@ def split_average(entries: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any,
         others = {short: name for name, short in bare.items() if name not in inside}
         partners = _partners(list(averaged.values()), list(others)) if averaged else None
         if partners is not None:
-            model = {name: node for name, node in entries.items() if name not in inside}
-            return model, {others[partners[short]]: entries[name] for name, short in averaged.items()}
+            average = {others[partners[short]]: entries[name] for name, short in averaged.items()}
+            paired = {*partners.values()}
+            alone = [name for short, name in others.items() if short not in paired and short.rpartition(".")[2] in LEARNED]
+            if alone and len(averaged) == len(inside):
+                return Split(prefix, dict(entries), average, tuple(alone))
+            return Split(prefix, {name: node for name, node in entries.items() if name not in inside}, average)
     return None
 
 

@@ -78,7 +78,7 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         return swapped
     split = split_average(entries)
     if split is not None:
-        return [FileGroup(component, "", split[0], above), FileGroup("ema", "", split[1], above)]
+        return [FileGroup(component, "", split.model, above), FileGroup("ema", "", split.average, above)]
     groups: list[FileGroup] = []
     for key, node in averages.items():
         taken = {component, *MEANT, *(group.name for group in groups)}
@@ -95,6 +95,12 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         # The file holds nothing but averages.
         return groups
     return [FileGroup(component, "", averaged_alone(rest) if is_averaged_model(rest) else rest, above), *groups]
+
+
+def _is_within(other: FileGroup, group: FileGroup) -> bool:
+    """Whether all of another state dict is in this one too."""
+    held = {id(node) for node in group.entries.values()}
+    return bool(other.entries) and all(id(node) in held for node in other.entries.values())
 
 
 def _group_beside(name: str, key: str, node: Any, inner: Mapping[Any, Any] | None, around: Mapping[Any, Any]) -> FileGroup:
@@ -120,9 +126,10 @@ def _holding(level: Mapping[Any, Any], search: MatrixSearch) -> Iterator[str]:
 def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGroup) -> list[Note]:
     """Notes about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
     notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
-    if group is groups[0] and len(groups) > 1:
-        text = f"{name} also holds {few([other.title for other in groups[1:]])}"
-        notes.append(Note("info", "other-components", text, tuple(other.name for other in groups[1:])))
+    others = [other for other in groups[1:] if not _is_within(other, group)] if group is groups[0] else []
+    if others:
+        text = f"{name} also holds {few([other.title for other in others])}"
+        notes.append(Note("info", "other-components", text, tuple(other.name for other in others)))
     passed = passed_over(way, groups, group)
     if passed:
         notes.append(Note("warning", "beside-weights", f"left out, since they are beside the state dict: {few(passed)}"))

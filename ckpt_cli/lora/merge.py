@@ -33,6 +33,7 @@ from ckpt_cli.lora.fit import (
 )
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import changed_base
+from ckpt_cli.lora.untrained import untrained_notes
 from ckpt_cli.lora.whole import check_whole
 from ckpt_cli.names import few
 from ckpt_cli.results.checkpoint import LoraInfo
@@ -165,7 +166,7 @@ def with_adapters_fused(
             f"the adapter of {few(result.summed)} changes a tensor that another adapter changes too: in training each was in one use of it"
         )
         notes.append(Note("warning", "lora-tied", f"{text} alone, and a merged model has the sum in both"))
-    notes += _layout_notes(state, facts)
+    notes += [*_layout_notes(state, facts), *untrained_notes(state.adapters)]
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
 
@@ -214,9 +215,8 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     info = _info("exported", facts, ranks, scales, dora=dora)
     weights = state.tensors if not lacks_base(state) else as_in_memory(reference.tensors, config) if reference is not None else {}
     whole = check_whole(state, facts, saved_names(state), config, weights, state.tensors)
-    return Exported(
-        _exported(state, trained_biases(state, facts)), content, info, (*facts.notes, *whole, *_layout_notes(state, facts, exported=True))
-    )
+    notes = (*facts.notes, *whole, *_layout_notes(state, facts, exported=True), *untrained_notes(state.adapters))
+    return Exported(_exported(state, trained_biases(state, facts)), content, info, notes)
 
 
 def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = False) -> list[Note]:

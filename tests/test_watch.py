@@ -27,7 +27,8 @@ from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource
 from ckpt_cli.output.interrupted.place import place_of, temporary_name
 from ckpt_cli.watching.lock import only_watch
 from ckpt_cli.watching.watched_run import Listener
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
 PATIENCE = 60.0

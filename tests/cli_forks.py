@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import sys
@@ -15,18 +16,27 @@ from typing import Any
 
 
 def preload() -> None:
-    """What every command imports, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
+    """All of ckpt and what its commands import, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import importlib.metadata
+
     import ml_dtypes  # noqa: F401
     import numpy  # noqa: F401
     import rich.console
     import rich.table  # noqa: F401
+    import typer._adapters  # noqa: F401
 
     import ckpt_cli
-    import ckpt_cli.cli.app
+    from ckpt_cli.cli.app import root_command
 
+    importlib.metadata.version("numpy")
+    for module in pkgutil.walk_packages(ckpt_cli.__path__, "ckpt_cli."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
     for name in ckpt_cli.__all__:
         getattr(ckpt_cli, name)
+    tuple(root_command().commands.values())
+    gc.collect()
     gc.freeze()
 
 

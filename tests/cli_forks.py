@@ -14,6 +14,8 @@ import socket
 import sys
 from typing import Any
 
+from tests.transformers_forks import asked_in_forks
+
 
 def preload() -> None:
     """All of ckpt and what its commands import, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
@@ -42,6 +44,8 @@ def preload() -> None:
 
 def become(request: dict[str, Any], streams: list[int]) -> None:
     """This fork is now as a process that ``python -m ckpt_cli`` starts in that folder, with that environment."""
+    from ckpt_cli.hub.classes import transformers_child
+
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
@@ -52,6 +56,7 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
+    transformers_child._run_child = asked_in_forks(transformers_child._run_child)
     sys.argv = ["ckpt", *request["arguments"]]
 
 

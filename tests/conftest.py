@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -63,6 +64,30 @@ def unsynced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def asked_in_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """transformers answers in forks of a process that has loaded it, for commands in this process and in forks; its folder, on Linux."""
+    if sys.platform != "linux":
+        yield None
+        return
+    from ckpt_cli.hub.classes import transformers_child
+    from tests.transformers_forks import VARIABLE, asked_in_forks
+
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp(f"asked-{os.getpid()}", numbered=False)
+        patch.setenv(VARIABLE, str(home))
+        patch.setattr(transformers_child, "_run_child", asked_in_forks(transformers_child._run_child))
+        yield home
+
+
+@pytest.fixture
+def own_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that ask transformers are started as ckpt starts them."""
+    from tests.transformers_forks import VARIABLE
+
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture

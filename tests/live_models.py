@@ -269,7 +269,7 @@ def load_modules() -> None:
     import torch._dynamo
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel
-    import torch.testing._internal.distributed.fake_pg
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401
 
     import ckpt_cli
 

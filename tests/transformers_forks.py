@@ -36,7 +36,11 @@ def asked_in_forks(own: Callable[..., dict[str, Any] | None]) -> Callable[..., d
         home = os.environ.get(VARIABLE)
         if home is None or memory_limits():
             return own(question, text)
-        with _connected(Path(home)) as link:
+        try:
+            link = _connected(Path(home))
+        except OSError:  # of a test in which files cannot be opened, or processes not started
+            return own(question, text)
+        with link:
             link.sendall(json.dumps([question, text]).encode())
             link.shutdown(socket.SHUT_WR)
             said = _read(link)
@@ -69,9 +73,10 @@ def _start(home: Path) -> None:
     command = [sys.executable, "-m", "tests.transformers_forks", str(home)]
     quiet: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, **quiet)
-    assert process.stdout is not None
-    with process.stdout as out:
-        assert out.readline() == b"ready\n"
+    # No assert: that would not run under PYTHONOPTIMIZE.
+    with process.stdout or open(os.devnull, "rb") as out:
+        if out.readline() != b"ready\n":
+            raise RuntimeError("the process that asks transformers did not start")
     process.returncode = 0  # It ends by itself: nobody waits for it.
 
 
@@ -115,7 +120,8 @@ def load() -> None:
 
     text = json.dumps({**DENSE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
     for question in ("rules", "tensors"):
-        assert "error" not in answered_here(question, text)
+        if "error" in (answer := answered_here(question, text)):
+            raise RuntimeError(answer["reason"])
 
 
 def _runs(process: int) -> bool:

@@ -219,7 +219,7 @@ def torch_dist(folder: Path, model: Model, ranks: int) -> None:
 def hub_shards(folder: Path, model: Model, ranks: int) -> None:
     """The HuggingFaceStorageWriter of torch: a safetensors file per rank, each with its rows of every tensor."""
     import torch.distributed.checkpoint.hf_storage
-    import torch.distributed.tensor
+    import torch.distributed.tensor  # noqa: F401
     import torch.multiprocessing as processes
 
     write_config(folder, model)

@@ -218,10 +218,13 @@ def torch_dist(folder: Path, model: Model, ranks: int) -> None:
 
 def hub_shards(folder: Path, model: Model, ranks: int) -> None:
     """The HuggingFaceStorageWriter of torch: a safetensors file per rank, each with its rows of every tensor."""
+    import torch.distributed.checkpoint.hf_storage
+    import torch.distributed.tensor  # noqa: F401
     import torch.multiprocessing as processes
 
     write_config(folder, model)
-    processes.spawn(_hub_shard, (ranks, str(folder), model, str(folder / "store")), ranks)
+    # Forks: each rank would import torch anew.
+    processes.start_processes(_hub_shard, (ranks, str(folder), model, str(folder / "store")), ranks, start_method="fork")
 
 
 def _hub_shard(rank: int, ranks: int, folder: str, model: Model, store: str) -> None:

@@ -8,30 +8,44 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import sys
 from typing import Any
 
+from tests.transformers_forks import asked_in_forks
+
 
 def preload() -> None:
-    """What every command imports, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
+    """All of ckpt and what its commands import, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import importlib.metadata
+
     import ml_dtypes  # noqa: F401
     import numpy  # noqa: F401
     import rich.console
     import rich.table  # noqa: F401
+    import typer._adapters  # noqa: F401
 
     import ckpt_cli
-    import ckpt_cli.cli.app
+    from ckpt_cli.cli.app import root_command
 
+    importlib.metadata.version("numpy")
+    for module in pkgutil.walk_packages(ckpt_cli.__path__, "ckpt_cli."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
     for name in ckpt_cli.__all__:
         getattr(ckpt_cli, name)
+    tuple(root_command().commands.values())
+    gc.collect()
     gc.freeze()
 
 
 def become(request: dict[str, Any], streams: list[int]) -> None:
     """This fork is now as a process that ``python -m ckpt_cli`` starts in that folder, with that environment."""
+    from ckpt_cli.hub.classes import transformers_child
+
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
@@ -42,6 +56,7 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
+    transformers_child._run_child = asked_in_forks(transformers_child._run_child)
     sys.argv = ["ckpt", *request["arguments"]]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import stat
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,6 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.name not in LONG, -counts[item.path], str(item.path)))
 
 
+def pytest_collection_finish() -> None:
+    """All modules are loaded by now, and stay: looking for garbage among their objects would take a sixth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The user's cache is left alone; what transformers says about a config is asked once per session, in a child process."""
@@ -63,6 +72,30 @@ def unsynced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def asked_in_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path | None]:
+    """transformers answers in forks of a process that has loaded it, for commands in this process and in forks; its folder, on Linux."""
+    if sys.platform != "linux":
+        yield None
+        return
+    from ckpt_cli.hub.classes import transformers_child
+    from tests.transformers_forks import VARIABLE, asked_in_forks
+
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp(f"asked-{os.getpid()}", numbered=False)
+        patch.setenv(VARIABLE, str(home))
+        patch.setattr(transformers_child, "_run_child", asked_in_forks(transformers_child._run_child))
+        yield home
+
+
+@pytest.fixture
+def own_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that ask transformers are started as ckpt starts them."""
+    from tests.transformers_forks import VARIABLE
+
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.fixture

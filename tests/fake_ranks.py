@@ -95,6 +95,9 @@ def load(path: Path) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
+    from tests.live_models import load_modules
+
+    load_modules()
     # A process for each rank, as torch keeps what it computed for a mesh, whose rank it takes for granted.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         print(sum(pool.starmap(check, [(rank, int(sys.argv[1]), Path(sys.argv[2])) for rank in range(int(sys.argv[1]))], chunksize=1)))

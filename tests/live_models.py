@@ -264,11 +264,25 @@ def check_experts(rank: int, world: int, folder: Path) -> None:
     assert result.naming == "hub"
 
 
+def load_modules() -> None:
+    """What ranks import, before they are forked: it takes longer than what they do."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401
+
+    import ckpt_cli
+
+    for name in ckpt_cli.__all__:
+        getattr(ckpt_cli, name)
+
+
 def main(world: int, folder: str, meeting: str) -> None:
     """Start the ranks and wait for all of them; the first error is raised."""
     import torch.multiprocessing as mp
 
-    mp.spawn(check_all, args=(world, folder, meeting), nprocs=world)
+    load_modules()
+    mp.start_processes(check_all, args=(world, folder, meeting), nprocs=world, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from ckpt_cli.cli.looking.environment import env_result
 from ckpt_cli.cli.looking.json_schema import RESULTS, SAME, schema_text
 from ckpt_cli.commands.env import EXTRAS, NEEDED, environment
 from ckpt_cli.errors import CkptError
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.golden_screens import WIDTHS, check_golden, screen
 
 EXAMPLE = ROOT / "examples" / "tiny-run"

@@ -27,6 +27,7 @@ from ckpt_cli.hub.classes import transformers_child
 from ckpt_cli.tensors.parallel import Stop, Stopped, in_threads
 from tests.cli import ROOT
 from tests.cli import ckpt_fork as ckpt
+from tests.transformers_forks import VARIABLE
 
 
 @pytest.fixture
@@ -450,6 +451,7 @@ class TestThreads:
 QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
 
 
+@pytest.mark.usefixtures("own_child")
 class TestTheChildThatAsksTransformers:
     @pytest.fixture
     def temporary(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -461,12 +463,17 @@ class TestTheChildThatAsksTransformers:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("question", ["tensors", "rules"])
-    def test_leaves_nothing_in_the_temporary_folder(self, question: transformers_child.Question, temporary: Path) -> None:
+    def test_leaves_nothing_in_the_temporary_folder(
+        self, question: transformers_child.Question, temporary: Path, asked_in_forks: Path | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And says what forks say, which answer in most tests."""
         config = {**QWEN, "intermediate_size": 8, "num_key_value_heads": 2, "vocab_size": 16}
         answer = transformers_child._run_child(question, json.dumps(config))
         assert answer is not None
         assert "error" not in answer
         assert tree(temporary) == []
+        monkeypatch.setenv(VARIABLE, str(asked_in_forks))
+        assert transformers_child._run_child(question, json.dumps(config)) == answer
 
     def test_makes_its_own_temporary_files_where_they_are_removed(self, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         plain = subprocess.Popen

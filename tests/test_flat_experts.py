@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.multiprocessing.spawn import spawn
 
 import ckpt_cli
 from tests.architectures import MODELS, build
+from tests.ranks import run_ranks
 from tests.tensors import Tensors, differences, load
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,7 @@ def save(rank: int, run: Path, oracle: Path, model: FullyShardedDataParallel, op
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("flat-experts")
-    spawn(train_and_save, args=(folder,), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    run_ranks(train_and_save, folder, ranks=RANKS)
     return folder
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
 import ckpt_cli
+from tests.ranks import run_ranks
 from tests.tensors import Tensors, cast_floats, differences, load
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    torch.multiprocessing.spawn(train_and_save, (port, folder), nprocs=RANKS)
+    run_ranks(train_and_save, port, folder, ranks=RANKS)
     return folder
 
 

@@ -58,11 +58,12 @@ def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", lambda *_: None)
 
 
-def limited(script: str, *arguments: str | Path, kind: str = "RLIMIT_AS", size: int = LIMIT, seconds: int = 60) -> str:
-    """Run a script of Python with a limit of memory and of processor time; its output, after it ended well."""
+def limited(script: str, *arguments: str | Path, size: int = LIMIT, seconds: int = 60) -> str:
+    """Run a script of Python with limits of address space, data and processor time; its output, after it ended well."""
 
     def limit() -> None:
-        resource.setrlimit(getattr(resource, kind), (size, size))
+        for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+            resource.setrlimit(kind, (size, size))
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
@@ -115,23 +116,21 @@ def outcomes(paths: list[Path], out: Path, **options: Any) -> dict[tuple[str, st
     return {(path, command): code for path, command, code, _ in lines}
 
 
-@pytest.mark.parametrize("kind", ["RLIMIT_AS", pytest.param("RLIMIT_DATA", marks=pytest.mark.slow)])
-def test_every_command_reads_every_layout_within_700_mb(layouts: Path, expect: Mapping[str, Any], tmp_path: Path, kind: str) -> None:
+def test_every_command_reads_every_layout_within_700_mb(layouts: Path, expect: Mapping[str, Any], tmp_path: Path) -> None:
     """All in one process, whose memory must not grow with what it has done before."""
     paths = sorted({layouts / layout / result["arguments"][0] for layout, content in expect.items() for result in content["results"]})
-    codes = outcomes(paths, tmp_path, kind=kind, seconds=300)
+    codes = outcomes(paths, tmp_path, seconds=300)
     for path in paths:
         assert [codes[str(path), command] for command in ("detect", "inspect", "merge")] == [0, 0, 0], path
         assert codes[str(path), "average"] in (0, 1, 2, 3), path
 
 
-@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_a_process_of_its_own_for_each_command(layouts: Path, tmp_path: Path, kind: str) -> None:
+def test_a_process_of_its_own_for_each_command(layouts: Path, tmp_path: Path) -> None:
     for layout in ("torchtitan/run/checkpoint", "verl-run/run", "dcp-options/zstd"):
         for command in (*COMMANDS, "extract-state"):
             words = [command, str(layouts / layout)] + ([str(layouts / layout)] if command == "average" else [])
             words += ["-o", str(tmp_path / "out"), "--overwrite"] if command in ("merge", "average", "extract-state") else []
-            code = int(limited(ONE_COMMAND, *words, kind=kind).split()[-1])
+            code = int(limited(ONE_COMMAND, *words).split()[-1])
             assert code == (3 if (layout, command) == ("dcp-options/zstd", "extract-state") else 0), (layout, command)
 
 
@@ -338,22 +337,32 @@ NAMES = (
 )
 
 
+NUMBERS = (2**31 - 1, 2**31, 10**15, 10**40)
+
+
+@pytest.fixture(scope="module")
+def merges(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], int]:
+    """The exit code of a merge for each name and number; one process runs all commands on all of them, within its bounds."""
+    work, runs = tmp_path_factory.mktemp("names"), dict[tuple[str, int], Path]()
+    for name in NAMES:
+        for number in NUMBERS:
+            run = runs[name, number] = work / f"run{len(runs)}"
+            run.mkdir()
+            file = run / name.format(n=number)
+            if file.suffix == ".safetensors":
+                save_file({"a.weight": torch.ones(2)}, file)
+            else:
+                torch.save({"a.weight": torch.ones(2)}, file)
+    codes = outcomes([*runs.values()], work, seconds=60)
+    return {key: codes[str(run), "merge"] for key, run in runs.items()}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_number_in_a_name_is_not_counted_to(tmp_path: Path, name: str) -> None:
-    runs = []
-    for number in (2**31 - 1, 2**31, 10**15, 10**40):
-        run = tmp_path / f"run{number}"
-        run.mkdir()
-        file = run / name.format(n=number)
-        if file.suffix == ".safetensors":
-            save_file({"a.weight": torch.ones(2)}, file)
-        else:
-            torch.save({"a.weight": torch.ones(2)}, file)
-        runs.append(run)
-    codes = outcomes(runs, tmp_path, seconds=60)
-    assert {codes[str(run), "merge"] for run in runs} <= {0, 3, 4}
+def test_a_number_in_a_name_is_not_counted_to(merges: Mapping[tuple[str, int], int], name: str) -> None:
+    codes = {merges[name, number] for number in NUMBERS}
+    assert codes <= {0, 3, 4}
     if "world_size" not in name and not name.startswith(("model-00001-of", "__")):
-        assert {codes[str(run), "merge"] for run in runs} <= {3, 4}
+        assert codes <= {3, 4}
 
 
 class TestRanks:

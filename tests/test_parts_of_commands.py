@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.errors import CastOverflow, MissingParts, UsageError
 from ckpt_cli.output.parts_folder import MARK
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 
 RUN = ROOT / "examples" / "tiny-run"
 

@@ -23,7 +23,8 @@ from ckpt_cli.engines.call import part_call
 from ckpt_cli.engines.ray_task import mark_of, write_part
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.output.parts_folder import MARK, PartsFolder
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 from tests.pages import run
 from tests.test_scale_page import SCRIPTS, is_the_output_of_one_process, work  # noqa: F401 - a fixture
 

@@ -32,12 +32,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 import ckpt_cli
 from ckpt_cli.errors import Undecidable
 from tests.cli import ROOT
+from tests.ranks import run_ranks
 from tests.tensors import Tensors, differences, load
 
 pytestmark = pytest.mark.slow
@@ -365,7 +365,7 @@ def resume(rank: int, mesh: DeviceMesh, merged: Path, state: Path, left_out: str
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs `verl`, `dcp`, `flat` and `easyr1`, and what torch itself says about each."""
     folder = tmp_path_factory.mktemp("runs")
-    spawn(write_runs, (folder,), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    run_ranks(write_runs, folder, ranks=RANKS)
     return folder
 
 
@@ -392,7 +392,7 @@ def state_of(folder: Path) -> Callable[[str], Path]:
 @pytest.fixture(scope="module")
 def resumed(folder: Path, merged: Path, state_of: Callable[[str], Path]) -> Callable[[str | None, int], dict[str, Any]]:
     """What a rank saw that went on without one part, or with all of them (None)."""
-    spawn(resume_runs, (folder, merged, state_of("verl")), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    run_ranks(resume_runs, folder, merged, state_of("verl"), ranks=RANKS)
     return lambda left_out, rank: dict(torch.load(folder / f"resumed-{left_out}-{rank}.pt"))
 
 

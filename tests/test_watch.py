@@ -27,7 +27,8 @@ from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource
 from ckpt_cli.output.interrupted.place import place_of, temporary_name
 from ckpt_cli.watching.lock import only_watch
 from ckpt_cli.watching.watched_run import Listener
-from tests.cli import ROOT, ckpt
+from tests.cli import ROOT
+from tests.cli import ckpt_fork as ckpt
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
 PATIENCE = 60.0
@@ -112,7 +113,7 @@ class TestALiveRun:
         with watching(
             live, "-o", home, "--interval", "0.1", "--settle", settle, "--type", "ema", "--exec", command, log=tmp_path / "log"
         ) as process:
-            writer = subprocess.Popen([sys.executable, "-c", WRITER, str(EXAMPLE), str(live), "1.5"])
+            writer = subprocess.Popen([sys.executable, "-c", WRITER, str(EXAMPLE), str(live), "1" if settle == "3" else "0.8"])
             assert writer.wait() == 0
             until(lambda: happened(home)[-1:] == [("ran", 200)] and (home / "step-200" / "tokenizer.json").exists(), "step 200")
             process.send_signal(signal.SIGTERM)

@@ -54,30 +54,41 @@ class Folders:
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything
         self._listed: dict[Path, Mapping[str, Entry]] = {}
+        self._sorted: dict[Path, Mapping[Path, Entry]] = {}
         self._status: dict[Path, os.stat_result | None] = {}
 
     def entries(self, folder: Path) -> list[Path]:
         """Everything in a folder, sorted by name; nothing if there is no such folder. Raises Unreadable if it cannot be listed."""
-        if folder not in self._listed:
+        return list(self._entries(folder))
+
+    def _entries(self, folder: Path) -> Mapping[Path, Entry]:
+        # Asked for hundreds of times: making and sorting the paths takes longer than to list a folder.
+        if folder not in self._sorted:
             above = self._listed.get(folder.parent)
             if above is not None and folder.name not in above and folder.name:
-                return []
+                return {}
             found = _remote_listing(folder) if is_remote(folder) else _listing(folder, everything=self._everything)
             if found is None:
-                return []
+                return {}
             self._listed[folder] = found
-        return sorted(folder / name for name in self._listed[folder])
+            paths = {folder / name: entry for name, entry in found.items()}
+            self._sorted[folder] = {path: paths[path] for path in sorted(paths)}
+        return self._sorted[folder]
 
     def files(self, folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
         """The regular files (also behind links) in a folder, sorted by name. Links that lead nowhere are passed over.
 
         ``wanted`` says of a name whether it matters; nothing else is looked at. Raises Unreadable.
         """
-        return [path for path in self.entries(folder) if (wanted is None or wanted(path.name)) and self.is_file(path)]
+        return self._of_kind(methodcaller("is_file"), folder, wanted)
 
     def folders(self, folder: Path, wanted: Callable[[str], object] | None = None) -> list[Path]:
         """The folders (also behind links) in a folder, sorted by name; ``wanted`` as for `files`. Raises Unreadable."""
-        return [path for path in self.entries(folder) if (wanted is None or wanted(path.name)) and self.is_folder(path)]
+        return self._of_kind(methodcaller("is_dir"), folder, wanted)
+
+    def _of_kind(self, ask: Callable[[Entry], bool], folder: Path, wanted: Callable[[str], object] | None) -> list[Path]:
+        entries = self._entries(folder).items()
+        return [path for path, entry in entries if (wanted is None or wanted(path.name)) and _answer(path, entry, ask)]
 
     def is_there(self, path: Path) -> bool:
         """Whether there is anything at a path, also behind links. Raises Unreadable."""
@@ -104,17 +115,19 @@ class Folders:
         if listed is None or path.name in ("", ".."):
             return self._status_of(path)
         entry = listed.get(path.name)
-        if entry is None:
-            return False
-        try:
-            return ask(entry)
-        except OSError as error:
-            raise unreadable(error, path, "it cannot be accessed") from error
+        return entry is not None and _answer(path, entry, ask)
 
     def _status_of(self, path: Path) -> os.stat_result | None:
         if path not in self._status:
             self._status[path] = status_of(path)
         return self._status[path]
+
+
+def _answer(path: Path, entry: Entry, ask: Callable[[Entry], bool]) -> bool:
+    try:
+        return ask(entry)
+    except OSError as error:
+        raise unreadable(error, path, "it cannot be accessed") from error
 
 
 def _listing(folder: Path, *, everything: bool) -> Mapping[str, Entry] | None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests import tiny
-from tests.cli import ROOT
+from tests.cli import ROOT, ckpt_fork
 from tests.crashes.driver import KILL, SHORT, Report
 
 FAILURES = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -114,5 +114,6 @@ def campaign(
 
 
 def _run(*command: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "ckpt_cli", *command], env=environment, check=True, capture_output=True)
+    done = ckpt_fork(*command)
+    if done.code:
+        raise RuntimeError(done.err)

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import gc
 import json
 import os
 import re
@@ -299,6 +300,7 @@ def drive(spec: dict[str, Any]) -> Report:
         stage = Stage(Scenario(**each), work)
         for _, name, *_ in stage.calls:
             report.calls[name] = report.calls.get(name, 0) + 1
+        gc.freeze()
         for point in points(len(stage.calls), spec, number):
             stage.judge(point, report)
         shutil.rmtree(work)

@@ -91,22 +91,16 @@ def outcome(folder: str, arguments: list[str], results: Path) -> dict[str, Any]:
     return {"code": os.waitstatus_to_exitcode(status), "seconds": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss << 10}
 
 
-def preload() -> None:
-    """What every command imports, once for all forks."""
-    import numpy  # noqa: F401
-    import rich.console
-    import rich.table  # noqa: F401
-
-    import ckpt_cli.cli.app
+def ready() -> None:
+    """All modules are loaded, once for all forks, and transformers is not installed: it would be asked about every config, in a child."""
     from ckpt_cli.hub.classes import transformers_child
+    from tests.cli_forks import preload
 
-    for name in ckpt_cli.__all__:
-        getattr(ckpt_cli, name)
-    # As where transformers is not installed: it would be asked about every config, in a child process.
     transformers_child.installed_version = lambda: None
+    preload()
 
 
 if __name__ == "__main__":
-    preload()
+    ready()
     lines, target = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     print(json.dumps([outcome(folder, arguments, target / str(number)) for number, (folder, arguments) in enumerate(lines)]))

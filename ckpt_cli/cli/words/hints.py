@@ -22,13 +22,12 @@ def fitting(hint: str | None, command: str) -> str | None:
     """
     if hint is None or "ckpt " in hint:
         return hint
-    options = options_by_command()
-    own = own_options(command) | {"--help"}
-    known = frozenset().union(*options.values())
-    foreign = [name for name in dict.fromkeys(OPTION.findall(hint)) if name in known and name not in own]
+    named = [name for name in dict.fromkeys(OPTION.findall(hint)) if name not in own_options(command) and name != "--help"]
+    known = frozenset().union(*options_by_command().values()) if named else frozenset()
+    foreign = [name for name in named if name in known]
     if not foreign:
         return hint
-    if command in MERGING and options["merge"].issuperset(foreign):
+    if command in MERGING and options_of("merge").issuperset(foreign):
         return f"ckpt merge has {' and '.join(foreign)} for this: {hint}"
     # What does not need the option is still true.
     rest = [part for part in hint.split(", or ") if not any(name in part for name in foreign)]
@@ -37,16 +36,20 @@ def fitting(hint: str | None, command: str) -> str | None:
 
 def own_options(command: str) -> frozenset[str]:
     """The options of a command that mean there what they mean elsewhere."""
-    return options_by_command().get(command, frozenset()) - ELSEWHERE.get(command, frozenset())
+    return options_of(command) - ELSEWHERE.get(command, frozenset())
 
 
-@cache
 def options_by_command() -> Mapping[str, frozenset[str]]:
     """The options of each command, as they are typed."""
     from ckpt_cli.cli.app import root_command
 
-    listed = root_command().commands
-    return {
-        name: frozenset(option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts))
-        for name, found in listed.items()
-    }
+    return {name: options_of(name) for name in root_command().commands}
+
+
+@cache
+def options_of(command: str) -> frozenset[str]:
+    """The options of a command, of which one alone is made: all together take longer than most of what commands do."""
+    from ckpt_cli.cli.app import root_command
+
+    found = root_command().commands.get(command)
+    return frozenset(option for parameter in (found.params if found else ()) for option in (*parameter.opts, *parameter.secondary_opts))

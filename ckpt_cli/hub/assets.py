@@ -168,7 +168,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    tokenizer = tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None
+    tokenizer = tokenizer_at(files[TOKENIZER], files) if TOKENIZER in files else None
     aside = tuple(path for path in seen.aside if files.get(path.name) != path)
     return Assets(files, config, tokenizer, False, tuple(unused), watched, tuple(broken), seen.no_configs, aside)
 

@@ -199,6 +199,12 @@ def files_beside(homes: Iterable[Path]) -> dict[str, Path]:
     return {**found, **_in_folders(found)}
 
 
+def files_of(folder: Path) -> dict[str, Path]:
+    """The asset files that a loader finds in one folder, by their names there. Raises Unreadable, and for code what reading it raises."""
+    found = _listed(folder, Seen(), everything=False)
+    return {**found, **_in_folders(found)}
+
+
 def home_of(name: str, path: Path) -> Path:
     """The folder that an asset is loaded from, also one in a folder of that."""
     return path.parents[name.count("/")]

@@ -19,7 +19,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.contents.answers import answer_in, answer_of
 from ckpt_cli.hub.contents.cuts import cut_code, cut_pieces, cut_table
 from ckpt_cli.hub.contents.templates import broken
-from tests.tiny import classless, folder, weights
+from tests.tiny import classless, folder, verl, weights
 
 PAGE = "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>\u2026</body></html>"
 STORE = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>'
@@ -137,6 +137,23 @@ class TestWhatAServerSaid:
         assert answer_of({"detail": text, "code": 3}) is not None
         assert answer_in(f"{{# {text} #}}{{{{ x }}}}") is None
         assert answer_of({"detail": text, "vocab_size": 3}) is None
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "merges.txt", "preprocessor_config.json"])
+def test_files_beside_shards_are_judged_as_a_merge_writes_them(name: str, tmp_path: Path) -> None:
+    home = verl(tmp_path, weights(), classless(), {name: "Entry not found", "special_tokens_map.json": "\ufeff{}"})
+    assert [item.file for item in ckpt_cli.verify(home).findings if item.code == "damaged-side-file"] == [name]
+    assert len(damaged(ckpt_cli.merge(home, tmp_path / "out"))) == 1
+    assert [item.file for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "damaged-side-file"] == [name]
+
+
+def test_files_of_a_base_whose_names_tell_nothing_are_found_again(tmp_path: Path) -> None:
+    files = {"dataset_statistics.json": "{", "labels.txt": "404: Not Found", "words.model": "Entry not found", "cameras_config.json": "[1]"}
+    base, made = folder(tmp_path / "base", weights(), classless(), files), folder(tmp_path / "run", weights(1), classless())
+    told = damaged(ckpt_cli.merge(made, tmp_path / "out", base=base))
+    wanted = {name for name in files if name != "cameras_config.json"}
+    assert {text.split()[0] for text in told} == wanted
+    assert {item.file for item in ckpt_cli.verify(tmp_path / "out").findings if item.code == "damaged-side-file"} == wanted
 
 
 class TestJsonThatIsNoObject:

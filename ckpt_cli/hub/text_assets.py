@@ -74,10 +74,13 @@ def read_text(path: Path) -> Text:
         return Text(None, marked, error)
 
 
-def check_text(path: Path) -> None:
-    """Raise CorruptFile for text that no loader reads. Duplicate keys are left to the loader."""
+def check_text(path: Path, *, written: bool = True) -> None:
+    """Raise CorruptFile for text that no loader reads. Duplicate keys are left to the loader.
+
+    Of what is not ``written`` yet, a byte order mark will be left out.
+    """
     text = read_text(path)
-    if text.marked:
+    if text.marked and written:
         raise CorruptFile("the file begins with a byte order mark, which loaders do not read", path=path)
     if text.trouble is not None:
         raise text.trouble

@@ -44,16 +44,21 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
         files |= files_of(folder)
     except CkptError as error:
         yield unread("damaged-side-file", error, Path(error.path or folder).name)
+    yield from damaged_files(files)
+    yield from _incomplete(assets)
+
+
+def damaged_files(files: Mapping[str, Path], *, written: bool = True) -> Iterator[Finding]:
+    """Side files by name that hold something else than their names say, or a part of it. The config has its own checks."""
     for name, path in files.items():
         if name in (CONFIG, MANIFEST) or has_weight_suffix(name):
             continue
         try:
             check_filled(path)
             if path.suffix in TEXTS:
-                check_text(path)
+                check_text(path, written=written)
         except CkptError as error:
             yield unread("damaged-side-file", error, name)
-    yield from _incomplete(assets)
 
 
 def _incomplete(files: Mapping[str, Path]) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ from ckpt_cli.errors import CkptError, UsageError
 from tests.tensors import Tensors
 from tests.tiny import TOKENIZER, config, folder, unknown, weights
 
-LATER = {"other-shapes", "vocabulary"}
-"""Warnings of a merge that are errors of `verify`: the weights that a merge writes are right, and another config.json or tokenizer
+LATER = {"other-shapes", "vocabulary", "damaged-asset"}
+"""Warnings of a merge that are errors of `verify`: the weights that a merge writes are right, and another file
 beside them makes the folder whole; as it is, no loader takes it."""
 
 W = weights()
@@ -40,6 +40,13 @@ FACTS: dict[str, tuple[Folder, str, str]] = {
     "a layer too many": ((weights(layers=3), config(), {}), "extra-layers", "extra-layer"),
     "integers": (({**W, "model.norm.weight": torch.ones(16, dtype=torch.int32)}, config(), {}), "odd-dtype", "odd-dtype"),
     "token ids beyond the rows": ((W, config(eos_token_id=9999), {}), "token-ids", "token-ids"),
+    "tokens that the vocabulary lacks": (
+        (W, config(), {"tokenizer_config.json": {"additional_special_tokens": [f"<{i}>" for i in range(5)]}}),
+        "token-ids",
+        "token-ids",
+    ),
+    "half a chat template": ((W, config(), {"chat_template.jinja": "{% if a %}"}), "damaged-asset", "damaged-side-file"),
+    "a server's answer": ((W, config(), {"merges.txt": "Entry not found"}), "damaged-asset", "damaged-side-file"),
     "settings of generation without an end": (
         (W, config(eos_token_id=3), {"generation_config.json": {"max_new_tokens": 16}}),
         "no-end",

@@ -116,6 +116,18 @@ def change_the_rotary_base(out: Path) -> None:
     in_config(out, rope_theta=5e5, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
 
 
+def hold_an_answer(out: Path) -> None:
+    (out / "generation_config.json").write_text("Entry not found")
+
+
+def cut_a_template(out: Path) -> None:
+    (out / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}")
+
+
+def name_another_end(out: Path) -> None:
+    (out / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+
+
 def mark_a_text(out: Path) -> None:
     path = out / "tokenizer.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
@@ -258,6 +270,8 @@ DEFECTS: dict[str, Callable[..., None]] = {
     "config.json names the wrong dtype": name_the_wrong_dtype,
     "config.json has another base of the rotary embedding": change_the_rotary_base,
     "an editor put a byte order mark into tokenizer.json": mark_a_text,
+    "a download left the answer of a server in a file": hold_an_answer,
+    "a chat template was cut off": cut_a_template,
     "a file is truncated": truncate,
     "a file is missing": lose_a_file,
     "the index is missing": lose_the_index,
@@ -274,6 +288,7 @@ DEFECTS: dict[str, Callable[..., None]] = {
     "config.json holds the arguments of a training": put_arguments_in_its_place,
     "a file says that plain weights are quantised": say_that_it_is_quantised,
     "the tokenizer is of another model": take_another_tokenizer,
+    "tokenizer_config.json names an end that the vocabulary lacks": name_another_end,
     "the vocabulary of the tokenizer is missing": lose_the_vocabulary,
     "config.json is of a model of images": name_a_class_of_images,
     "adapters of another kind are beside the weights": hold_other_adapters,

@@ -31,6 +31,7 @@ from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
+from ckpt_cli.verifying.beside import damaged_files
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
@@ -115,6 +116,7 @@ def find_subjects(
             findings=(
                 *(finding("less-than-model", what, tensor=name) for name, what in beside.items()),
                 *index_findings(component.files, files),
+                *damaged_files(first.assets.files, written=False),
                 *(check_on_top(root, component.tensors) if is_of_torch(component.files) else ()),
             ),
             homes=first.homes,

@@ -168,7 +168,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    tokenizer = tokenizer_at(files[TOKENIZER]) if TOKENIZER in files else None
+    tokenizer = tokenizer_at(files[TOKENIZER], files) if TOKENIZER in files else None
     aside = tuple(path for path in seen.aside if files.get(path.name) != path)
     return Assets(files, config, tokenizer, False, tuple(unused), watched, tuple(broken), seen.no_configs, aside)
 
@@ -196,6 +196,12 @@ def files_beside(homes: Iterable[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for home in homes:
         found = {**_listed(home, Seen(), everything=False), **_listed(home / HUB_FOLDER, Seen(), everything=True), **found}
+    return {**found, **_in_folders(found)}
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The asset files that a loader finds in one folder, by their names there. Raises Unreadable, and for code what reading it raises."""
+    found = _listed(folder, Seen(), everything=False)
     return {**found, **_in_folders(found)}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
+from ckpt_cli.hub.beside.told_tokens import USED, told_tokens, with_ids
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.tied_names import EMBEDDINGS
@@ -77,6 +78,35 @@ def special_ids_beyond(files: Mapping[str, Path], config: Config, tensors: Mappi
             yield name, f"{few(list(dict.fromkeys(beyond)))}: the embedding has {rows} rows"
 
 
+def told_ids_beyond(tokenizer: TokenizerFile | None, files: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """(file name, text) for files beside a vocabulary that name tokens without a row: their ids are none that the model knows.
+
+    Of the tokens that tokenizer.json has, only those count that begin, end or fill texts: the others are told by `ids_beyond`. Without
+    a tokenizer.json, those whose ids are said.
+    """
+    embedding = _embedding(tensors)
+    if embedding is None:
+        return
+    if tokenizer is None:
+        told = told_tokens(files)
+        numbers = {each.token: each.id for each in told if each.id is not None}
+        given = [(each, numbers[each.token], False) for each in told if each.token in numbers]
+    elif tokenizer.following is not None:
+        every = with_ids(tokenizer.told, tokenizer.held, tokenizer.following)
+        given = [(each, number, new) for each, number, new in every if new or each.role in USED]
+    else:
+        return
+    rows, beyond = embedding.shape[0], dict[str, dict[bool, list[str]]]()
+    roles = {(each.file, each.token) for each, *_ in given if each.role}
+    for each, number, new in given:
+        if number >= rows and (each.role or (each.file, each.token) not in roles):
+            beyond.setdefault(each.file, {}).setdefault(new, []).append(f"{each.text} ({number})")
+    for name, found in beyond.items():
+        lacking = f", which {TOKENIZER} lacks and loading adds"
+        parts = [few(list(dict.fromkeys(words))) + (lacking if new else "") for new, words in found.items()]
+        yield name, f"{'; '.join(parts)}: the embedding has {rows} rows"
+
+
 def endless(files: Mapping[str, Path], config: Config) -> str | None:
     """Why texts of a model never end: settings for generation without the id that config.json gives the end. None for others.
 
@@ -115,13 +145,14 @@ def _ids(value: object) -> list[int]:
 
 def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note]:
     """Warnings about ids that are passed on with a model whose embedding is too small for them."""
-    notes = []
-    if assets.tokenizer is not None:
-        beyond = ids_beyond(assets.tokenizer(), tensors)
+    notes, tokenizer = [], assets.tokenizer() if assets.tokenizer is not None else None
+    if tokenizer is not None:
+        beyond = ids_beyond(tokenizer, tensors)
         notes = [Note("warning", "vocabulary", f"{TOKENIZER}: {item.text}") for item in beyond if item.is_grave]
     return [
         *notes,
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in special_ids_beyond(assets.files, assets.config, tensors)),
+        *(Note("warning", "token-ids", f"{name}: {text}") for name, text in told_ids_beyond(tokenizer, assets.files, tensors)),
         *([Note("warning", "no-end", f"{GENERATION_CONFIG}: {text}")] if (text := endless(assets.files, assets.config)) else []),
         *([Note("warning", "other-end", f"{GENERATION_CONFIG}: {text}")] if (text := _other_end(assets)) else []),
     ]

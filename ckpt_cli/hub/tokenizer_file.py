@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ckpt_cli.errors import CkptError
+from ckpt_cli.hub.beside.told_tokens import Told, told_tokens
 from ckpt_cli.hub.text_assets import read_text
 
 TOKENIZER = "tokenizer.json"
@@ -20,13 +22,17 @@ TOKENIZER = "tokenizer.json"
 class TokenizerFile:
     """``ids`` are those of the vocabulary and of tokens that were added to it, by kind; ``digest`` is equal for two equal vocabularies.
 
-    ``added`` are the tokens that the vocabulary lacks, with their ids. ``marked``: the file begins with a byte order mark. ``trouble``: it
-    cannot be read, so that nothing is known.
+    ``added`` are the tokens that the vocabulary lacks, with their ids. ``told`` are tokens that files beside it name, ``held`` the ids
+    of those that it has, and ``following`` is the id that the next one gets. ``marked``: the file begins with a byte order mark.
+    ``trouble``: it cannot be read, so that nothing is known.
     """
 
     ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
     digest: str | None = None
     added: tuple[tuple[str, int], ...] = ()
+    told: tuple[Told, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
+    following: int | None = None
     marked: bool = False
     trouble: CkptError | None = None
 
@@ -39,16 +45,17 @@ class TokenizerFile:
         return self.digest != other.digest or any(pairs)
 
 
+NOTHING: Mapping[str, Path] = MappingProxyType({})
 Tokenizer = Callable[[], TokenizerFile]
 """A file that is read when something is asked about it, and once."""
 
 
-def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer.json at a path."""
-    return cache(lambda: _read(path))
+def tokenizer_at(path: Path, beside: Mapping[str, Path] = NOTHING) -> Tokenizer:
+    """The tokenizer.json at a path, and what files ``beside`` it, by name, tell of tokens."""
+    return cache(lambda: _read(path, beside))
 
 
-def _read(path: Path) -> TokenizerFile:
+def _read(path: Path, beside: Mapping[str, Path]) -> TokenizerFile:
     try:
         text = read_text(path)
     except CkptError as error:
@@ -60,7 +67,19 @@ def _read(path: Path) -> TokenizerFile:
     digest = hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest() if isinstance(vocabulary, (dict, list)) else None
     added = _added(text.content, vocabulary)
     ids = (("tokens", _ids(vocabulary)), ("added tokens", tuple(number for _, number in added)))
-    return TokenizerFile(tuple(each for each in ids if each[1]), digest, added, text.marked)
+    told = told_tokens(beside)
+    held = _held({each.token for each in told}, vocabulary, added)
+    following = max([len(ids[0][1]), *(number + 1 for _, number in added)]) if digest is not None else None
+    return TokenizerFile(tuple(each for each in ids if each[1]), digest, added, told, held, following, text.marked)
+
+
+def _held(words: set[str], vocabulary: Any, added: tuple[tuple[str, int], ...]) -> dict[str, int]:
+    """The ids of those words that are tokens."""
+    found = {word: number for word, number in added if word in words}
+    if isinstance(vocabulary, dict):
+        return found | {word: vocabulary[word] for word in words if type(vocabulary.get(word)) is int}
+    entries = enumerate(vocabulary) if isinstance(vocabulary, list) else ()
+    return found | {entry[0]: number for number, entry in entries if isinstance(entry, list) and entry and entry[0] in words}
 
 
 def _ids(vocabulary: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Header level of `verify` for files beside the weights: unreadable files, Git LFS pointers, invalid JSON, half a tokenizer.
+"""Header level of `verify` for files beside the weights: unreadable or cut files, what a server said instead, half a tokenizer.
 
 Files that ckpt wrote have a checksum in its manifest.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file, stays_inside
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import partial_text
-from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG, is_asset_name
+from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
 from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
@@ -31,17 +32,33 @@ OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth")
 MAX_TEXT = 1 << 30
 
 
-def check_beside(folder: Path) -> Iterator[Finding]:
-    """Problems for loaders in tokenizer, processor and the like. The config has its own checks."""
-    assets = files_in(folder, is_asset_name)
-    for path in (path for path in assets if path.name != CONFIG):
+def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]:
+    """Problems for loaders in tokenizer, processor, custom code and the like. The config has its own checks.
+
+    ``written`` are the files that a manifest lists, among them some whose names tell nothing.
+    """
+    assets = {path.name: path for path in files_in(folder, is_asset_name)}
+    named = (name for name in written if stays_inside(name) and NO_ASSETS.fullmatch(name) is None)
+    files = {**assets, **{name: folder / name for name in named if is_file(folder / name)}}
+    try:
+        files |= files_of(folder)
+    except CkptError as error:
+        yield unread("damaged-side-file", error, Path(error.path or folder).name)
+    yield from damaged_files(files)
+    yield from _incomplete(assets)
+
+
+def damaged_files(files: Mapping[str, Path], *, written: bool = True) -> Iterator[Finding]:
+    """Side files by name that hold something else than their names say, or a part of it. The config has its own checks."""
+    for name, path in files.items():
+        if name in (CONFIG, MANIFEST) or has_weight_suffix(name):
+            continue
         try:
             check_filled(path)
             if path.suffix in TEXTS:
-                check_text(path)
+                check_text(path, written=written)
         except CkptError as error:
-            yield unread("damaged-side-file", error, path.name)
-    yield from _incomplete({path.name: path for path in assets})
+            yield unread("damaged-side-file", error, name)
 
 
 def _incomplete(files: Mapping[str, Path]) -> Iterator[Finding]:

@@ -17,7 +17,8 @@ from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.bagel import MARKS
 from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
 from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.names import OF_CODES
+from ckpt_cli.hub.beside.names import OF_CODES, TOKENIZER_CONFIG
+from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
@@ -37,13 +38,16 @@ from ckpt_cli.hub.classes.prefixes import common_prefix
 from ckpt_cli.hub.config import Config, not_loaded
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
-from ckpt_cli.hub.tokenizer import endless, ids_beyond, special_ids_beyond
+from ckpt_cli.hub.tokenizer import endless, ids_beyond, special_ids_beyond, told_ids_beyond
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import printable
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
+
+OF_TOKENS = frozenset({TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, GENERATION_CONFIG})
+"""What tells of tokens and their ids, besides config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +227,12 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
 
 def _ids_beyond(folder: Path, config: Config, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Ids of the tokenizer and of the settings for generation for which the embedding has no row."""
-    yield from _vocabulary(folder, tensors)
-    beside = {name: folder / name for name in (GENERATION_CONFIG,) if is_file(folder / name)}
-    for name, text in special_ids_beyond(beside, config, tensors):
-        yield finding("token-ids", text, file=name)
-    if (ending := endless(beside, config)) is not None:
-        yield finding("no-end", ending, file=GENERATION_CONFIG)
-
-
-def _vocabulary(folder: Path, tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Every id that the tokenizer makes needs a row of the embedding."""
-    beyond = ids_beyond(tokenizer_at(folder / TOKENIZER)(), tensors)
-    for item in beyond:
+    files = {path.name: path for path in files_in(folder, lambda name: name in OF_TOKENS)}
+    tokenizer = tokenizer_at(files[TOKENIZER], files)() if TOKENIZER in files else None
+    for item in ids_beyond(tokenizer, tensors) if tokenizer is not None else ():
         code = "vocabulary" if item.is_grave else "added-tokens"
         yield finding(code, item.text, tensor=item.embedding, file=TOKENIZER, largest=item.largest, rows=item.rows)
+    for name, text in (*special_ids_beyond(files, config, tensors), *told_ids_beyond(tokenizer, files, tensors)):
+        yield finding("token-ids", text, file=name)
+    if (ending := endless(files, config)) is not None:
+        yield finding("no-end", ending, file=GENERATION_CONFIG)

@@ -43,7 +43,10 @@ KINDS: dict[str, Kind] = {
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "damaged-side-file": Kind(
-        "error", "headers", "a file of the tokenizer or the processor is empty or cannot be read", "get it again from the base"
+        "error",
+        "headers",
+        "a file of the tokenizer, the processor or the code is empty, cut off, cannot be read, or holds a server's answer",
+        "get it again from the base",
     ),
     "partial-tokenizer": Kind(
         "error",
@@ -191,7 +194,7 @@ KINDS: dict[str, Kind] = {
     ),
     "vocabulary": Kind("error", "headers", "the tokenizer produces ids for which the embedding has no row", "take both from one model"),
     "token-ids": Kind(
-        "warning", "headers", "config.json or generation_config.json names special tokens for which the embedding has no row"
+        "warning", "headers", "a config, or a file beside the vocabulary, names special tokens for which the embedding has no row"
     ),
     "no-end": Kind(
         "warning",

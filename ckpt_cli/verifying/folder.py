@@ -81,7 +81,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             text = _rival(sets[0], differs) if differs is not None else f"beside the model ({held})"
             code = "other-model" if differs is not None else "other-weights"
             found.append(finding(code, text, file=few([path.name for path in weights.files], 2)))
-    found += [*check_beside(folder), *(check_changed(folder, manifest.side_checksums) if manifest is not None else ())]
+    found += check_beside(folder, manifest.side_files if manifest is not None else ())
+    found += check_changed(folder, manifest.side_checksums) if manifest is not None else ()
     model = next((weights.tensors for weights in sets if weights.name == MODEL), {})
     found += check_on_top(folder, model, sets, manifest)
     if sets:

@@ -238,10 +238,17 @@ def is_decided(name: str, files: Mapping[str, Path]) -> bool:
 
 
 def hub_cache() -> Path:
-    """The local Hub cache, as huggingface_hub finds it."""
-    # Variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
-    home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+    """The local Hub cache, as huggingface_hub finds it: a variable that is set to nothing counts, and means the current folder."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.join("~", ".cache")), "huggingface")
+    home = os.environ.get("HF_HOME", default)
+    # The old name of the variable is still read, and goes after the new one.
+    given = os.environ.get("HF_HUB_CACHE", os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(_expanded(home), "hub")))
+    return Path(_expanded(given))
+
+
+def _expanded(path: str) -> str:
+    """A path in a variable, in which ~ and other variables may be: nothing expands them in a Dockerfile or a unit file."""
+    return os.path.expandvars(os.path.expanduser(path))
 
 
 def resolve_base(base: str) -> Path:

@@ -269,7 +269,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *other_step_notes(found, place, (*place.match.files, *component.files)),
         *made,
         *passed_over_notes(found, place, component, assets.config, files),
-        *left_out_notes(found, place, component, files),
+        *left_out_notes(found, place, component, assets.files.values(), files),
         *models.values(),
         *restarts.values(),
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),

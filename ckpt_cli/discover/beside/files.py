@@ -54,12 +54,15 @@ WEIGHTS = re.compile(
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
 
-def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
-    """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed."""
+def left_out_notes(found: Found, place: Place, component: Component, assets: Iterable[Path], files: Files) -> tuple[Note, ...]:
+    """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed.
+
+    ``assets`` are passed on with the weights.
+    """
     held = (*_extra_state(component), *_other_adapters(component))
     if found.is_named(place):
         return held
-    return (*held, *_other_files(found, place, component, files))
+    return (*held, *_other_files(found, place, component, {absolute(path) for path in assets}, files))
 
 
 def could_be_model(name: str) -> bool:
@@ -85,11 +88,11 @@ def _other_adapters(component: Component) -> list[Note]:
     return [Note("warning", "unfused-adapters", f"{other.text}, which are not fused here")] if other is not None else []
 
 
-def _other_files(found: Found, place: Place, component: Component, files: Files) -> list[Note]:
+def _other_files(found: Found, place: Place, component: Component, assets: set[str], files: Files) -> list[Note]:
     """Files with weights in the folder of a component that no component is made of. Beside a single file there may be anything."""
     if not is_folder(place.match.root):
         return []
-    used = {absolute(path) for other in found.places for path in other.match.files} | set(map(absolute, component.files))
+    used = assets | {absolute(path) for other in found.places for path in other.match.files} | set(map(absolute, component.files))
     used |= set(map(absolute, format_of(place.match).of_save(place.match, Folders())))
     # Other models of the same save are components of their own, also where a file of this one was given.
     used |= {absolute(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}

@@ -25,6 +25,7 @@ from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, several_notes, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
+from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
@@ -270,6 +271,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *made,
         *passed_over_notes(found, place, component, assets.config, files),
         *left_out_notes(found, place, component, assets.files.values(), files),
+        *copy_notes(found, place, component, assets.files.values(), files),
         *models.values(),
         *restarts.values(),
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),

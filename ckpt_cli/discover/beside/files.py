@@ -140,7 +140,7 @@ def _weights_in(folder: Path) -> list[Path]:
     """The weights of a folder: single files, and indexes in place of the parts that they list."""
     indexes = files_in(folder, lambda name: name.endswith((INDEX_SUFFIX, TORCH_INDEX)))
     listed = {index.name for index in indexes}
-    return [path for path in files_in(folder, _holds_weights) if _index_of(path.name) not in listed] + indexes
+    return [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
 
 
 def _merged_before(folder: Path) -> list[str]:
@@ -151,7 +151,8 @@ def _merged_before(folder: Path) -> list[str]:
     return []
 
 
-def _holds_weights(name: str) -> bool:
+def holds_weights(name: str) -> bool:
+    """Whether a file that no component is made of is looked at as weights, by its name."""
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from ckpt_cli.hub.beside.copied import copied_name
+
 TOKENIZER_CONFIG = "tokenizer_config.json"
 VOCABULARIES = frozenset(
     {
@@ -125,16 +127,20 @@ def is_put_aside(name: str) -> bool:
     if is_asset_name(name) or has_weight_suffix(name) or NO_ASSETS.fullmatch(name) is not None:
         return False
     ends = name.lower().split(".")[1:]
-    return COPIES.fullmatch(name) is not None or any(f".{end}" in WEIGHT_SUFFIXES or OTHER_FORMS.fullmatch(end) for end in ends)
+    return _is_copy(name) or any(f".{end}" in WEIGHT_SUFFIXES or OTHER_FORMS.fullmatch(end) for end in ends)
 
 
 def is_asset_name(name: str) -> bool:
     """Whether a file is an asset by its name alone, wherever it lies.
 
-    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "trainer_state.json")]
-    [True, True, False]
+    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "trainer_state.json", "chat_template (1).jinja")]
+    [True, True, False, False]
     """
-    return name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
+    return name in ASSET_NAMES or (ASSET_PATTERN.fullmatch(name) is not None and not _is_copy(name))
+
+
+def _is_copy(name: str) -> bool:
+    return COPIES.fullmatch(name) is not None or copied_name(name) is not None
 
 
 def is_unknown(name: str) -> bool:

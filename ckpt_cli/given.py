@@ -346,7 +346,10 @@ def _typed(value: object, option: str, kind: Any) -> Any:
 def _several(value: object, option: str, kind: type) -> tuple[Any, ...]:
     if isinstance(value, str) and kind in (int, float):
         return parse_list(value, kind, option) or ()
-    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+    if isinstance(value, (set, frozenset)) and kind in (int, float):
+        raise UsageError(f"{option} must be a list: a {type(value).__name__} has no order", hint="the order says which number is whose")
+    # An array of numpy without dimensions is a number, although it has __iter__.
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__") or getattr(value, "ndim", 1) == 0:
         return (_typed(value, option, kind),)
     return tuple(_typed(each, option, kind) for each in value)
 
@@ -354,7 +357,10 @@ def _several(value: object, option: str, kind: type) -> tuple[Any, ...]:
 def _float_of(value: object, option: str) -> float:
     if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
         raise _wrong(value, option, "a number")
-    return float(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _wrong(value, option, "a number") from None
 
 
 def _wanted(kind: Any) -> str:

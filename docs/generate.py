@@ -121,8 +121,9 @@ OPTIONS = {
     "TERM": "`dumb`: progress in plain lines",
 }
 PLACES_OF = {
-    "HF_HOME": "where the cache of the Hub is: `--base org/name` looks in its `hub/`",
+    "HF_HOME": "where the cache of the Hub is: `--base org/name` looks in its `hub/`; default `$XDG_CACHE_HOME/huggingface`",
     "HF_HUB_CACHE": "the cache of the Hub itself; goes before `HF_HOME`",
+    "HUGGINGFACE_HUB_CACHE": "the old name of `HF_HUB_CACHE`, which goes before it",
     "XDG_CACHE_HOME": "where it is remembered which tensors a model class of transformers has; default `~/.cache`",
     "XDG_DATA_HOME": "where `--install-completion` puts the scripts of bash and zsh",
     "XDG_CONFIG_HOME": "where it puts that of fish",

@@ -63,7 +63,7 @@ class TestEnv:
         assert json.loads(outcome.out)["data"]["variables"]["CKPT_COLOR"] == "never"
 
     def test_paths_follow_the_environment(self, tmp_path: Path) -> None:
-        data = json.loads(ckpt("env", "--json", XDG_CACHE_HOME=str(tmp_path), HF_HOME=str(tmp_path / "hf"), HF_HUB_CACHE="").out)["data"]
+        data = json.loads(ckpt("env", "--json", XDG_CACHE_HOME=str(tmp_path), HF_HUB_CACHE=str(tmp_path / "hf" / "hub")).out)["data"]
         assert (data["cache"], data["hub_cache"]) == (str(tmp_path / "ckpt"), str(tmp_path / "hf" / "hub"))
 
     @pytest.mark.parametrize("width", WIDTHS, ids=str)

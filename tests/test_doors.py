@@ -192,11 +192,41 @@ class TestFoldersOfTheEnvironment:
         monkeypatch.setenv("XDG_CACHE_HOME", value)
         assert str(transformers_child.cache_home()) == wanted.format(home=tmp_path)
 
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {},
+            {"HF_HOME": "~/hf"},
+            {"HF_HOME": "$HOME/${FOLDER}/hf"},
+            {"HF_HOME": ""},
+            {"HF_HUB_CACHE": "~/hub"},
+            {"HF_HUB_CACHE": "$FOLDER/hub", "HF_HOME": "/elsewhere"},
+            {"HF_HUB_CACHE": "$UNKNOWN/hub"},
+            {"HF_HUB_CACHE": "", "HF_HOME": "/elsewhere"},
+            {"HUGGINGFACE_HUB_CACHE": "~/old"},
+            {"HUGGINGFACE_HUB_CACHE": "$HOME/old", "HF_HOME": "/elsewhere", "XDG_CACHE_HOME": "/xdg"},
+            {"HUGGINGFACE_HUB_CACHE": "/old", "HF_HUB_CACHE": "/new"},
+            {"XDG_CACHE_HOME": "/xdg"},
+            {"XDG_CACHE_HOME": "~/$FOLDER"},
+            {"XDG_CACHE_HOME": ""},
+            {"XDG_CACHE_HOME": "/xdg", "HF_HOME": "/hf"},
+            {"TRANSFORMERS_CACHE": "/of/transformers"},
+        ],
+        ids=str,
+    )
+    def test_the_hub_cache_is_where_the_library_has_it(self, given: dict[str, str], tmp_path: Path) -> None:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "TRANSFORMERS_"))}
+        code = "import huggingface_hub.constants as c, ckpt_cli.hub.assets as a; print(c.HF_HUB_CACHE, a.hub_cache(), sep=chr(10))"
+        environment = {**kept, "HOME": str(tmp_path), "FOLDER": "folder", "PYTHONPATH": str(ROOT), **given}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+        library, found = done.stdout.splitlines()
+        assert found == str(Path(library))
+
     @pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", ""), (None, ".cache/huggingface/hub")])
     def test_the_hub_cache_is_found_below_home(
         self, variable: str | None, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name in ("HF_HOME", "HF_HUB_CACHE"):
+        for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HOME", str(tmp_path))
         if variable is not None:

@@ -287,6 +287,25 @@ class TestTypedOptions:
                 with pytest.raises(UsageError):
                     given.options_of(options, {field.name: None})
 
+    @pytest.mark.parametrize("name", ["weights", "steps"])
+    @pytest.mark.parametrize("kind", [set, frozenset])
+    def test_a_set_has_no_order_that_could_be_meant(self, name: str, kind: type) -> None:
+        with pytest.raises(UsageError, match="has no order"):
+            given.options_of(AverageOptions, {name: kind([3, 7])})
+        assert getattr(given.options_of(AverageOptions, {name: dict.fromkeys([3, 7]).keys()}), name) == (3, 7)
+
+    @pytest.mark.parametrize("kind", [numpy.array, torch.tensor, iter])
+    def test_arrays_are_lists_where_they_have_one_dimension(self, kind: Callable[[list[int]], Any]) -> None:
+        assert given.options_of(AverageOptions, {"weights": kind([3, 7])}).weights == (3.0, 7.0)
+        assert given.options_of(AverageOptions, {"steps": kind([30, 7])}).steps == (30, 7)
+
+    @pytest.mark.parametrize("name", ["weights", "steps"])
+    def test_arrays_of_other_dimensions_are_numbers_or_nothing(self, name: str) -> None:
+        assert getattr(given.options_of(AverageOptions, {name: numpy.array(3)}), name) == (3,)
+        for value in (numpy.array([[3, 7]]), torch.tensor([[3, 7]])):
+            with pytest.raises(UsageError):
+                given.options_of(AverageOptions, {name: value})
+
     @pytest.mark.slow
     def test_are_checked_by_mypy(self, tmp_path: Path) -> None:
         right = """

@@ -28,7 +28,7 @@ EXTRAS = {
 """The packages of each extra; pyproject.toml declares them."""
 
 VARIABLES = ("CKPT_DEBUG", "CKPT_COLOR", "CKPT_PROGRESS", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS", "XDG_CACHE_HOME")
-HUB_VARIABLES = ("HF_HOME", "HF_HUB_CACHE")
+HUB_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 
 
 def environment() -> EnvResult:

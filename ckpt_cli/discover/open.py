@@ -25,6 +25,8 @@ from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
 from ckpt_cli.discover.components import called_ema, component_names, expanded, several_notes, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
+from ckpt_cli.discover.downloads.commits import commit_notes
+from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
@@ -43,7 +45,7 @@ from ckpt_cli.formats.assembly import ranks_of
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.hub.assets import Assets
+from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
 from ckpt_cli.hub.megatron.config import config_from
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average, statistics_notes
@@ -270,7 +272,9 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *other_step_notes(found, place, (*place.match.files, *component.files)),
         *made,
         *passed_over_notes(found, place, component, assets.config, files),
-        *left_out_notes(found, place, component, files),
+        *left_out_notes(found, place, component, assets.files.values(), files),
+        *copy_notes(found, place, component, assets.files.values(), files),
+        *commit_notes(component.files, assets.files.get(CONFIG)),
         *models.values(),
         *restarts.values(),
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),

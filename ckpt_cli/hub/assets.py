@@ -29,6 +29,7 @@ from ckpt_cli.hub.beside.names import (
     NO_ASSETS,
     OF_FOLDERS,
     OF_VOCABULARY,
+    ROBOT_FOLDER,
     TEMPLATE_FOLDER,
     TOKENIZER_CONFIG,
     VOCABULARIES,
@@ -37,6 +38,7 @@ from ckpt_cli.hub.beside.names import (
     is_put_aside,
     is_unknown,
 )
+from ckpt_cli.hub.beside.read_by_class import files_read, lacking_files
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, lacks_tokenizer, tokenizer_of
 from ckpt_cli.hub.config import architecture
@@ -121,7 +123,8 @@ class Assets:
         lacks = [] if CONFIG in self.names else [CONFIG]
         if lacks_tokenizer(self.files, self.config):
             lacks.append("a tokenizer")
-        return [*lacks, *tokenizer_of(self.files, self.config).lacking, *lacking_processors(self.files, self.config)]
+        lacks += [*tokenizer_of(self.files, self.config).lacking, *lacking_processors(self.files, self.config)]
+        return [*lacks, *lacking_files(self.config, self.files)]
 
 
 def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
@@ -130,8 +133,8 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     The first folder with a config.json of a model decides for the run, and if that has no tokenizer, the first one with a tokenizer;
     ``base`` only adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an asset
     but weights, what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets
-    comes from there. Of Python files only those that a config names as its custom code, and what these import: trainers leave scripts
-    such as ``zero_to_fp32.py``.
+    comes from there. What the model of the config reads under a name of its own is an asset, whatever it is. Of Python files only those
+    that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
     files, without, seen = dict[str, Path](), dict[str, Path](), Seen()
@@ -165,9 +168,10 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
         others_broken = [path for path in seen.broken if not path.name.startswith("README") and not is_decided(path.name, own)]
         broken += [path for path in others_broken if path.name not in files]
     files |= _in_folders(files)
+    config = read_config(files[CONFIG]) if CONFIG in files else {}
+    files |= files_read(config, [*(folder for folder, _ in folders), *([base / HUB_FOLDER, base] if base is not None else [])])
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
-    config = read_config(files[CONFIG]) if CONFIG in files else {}
     tokenizer = tokenizer_at(files[TOKENIZER], files) if TOKENIZER in files else None
     aside = tuple(path for path in seen.aside if files.get(path.name) != path)
     return Assets(files, config, tokenizer, False, tuple(unused), watched, tuple(broken), seen.no_configs, aside)
@@ -176,7 +180,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
 def _in_folders(files: Mapping[str, Path]) -> dict[str, Path]:
     """What is loaded from folders beside a tokenizer and a config, by its path there."""
     beside = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in files.items() if is_of_tokenizer(name))
-    beside |= {files[CONFIG].parent / CODE_FOLDER: None} if CONFIG in files else {}
+    beside |= {files[CONFIG].parent / name: None for name in (CODE_FOLDER, ROBOT_FOLDER)} if CONFIG in files else {}
     found: dict[str, Path] = {}
     for folder in beside:
         if is_folder(folder):
@@ -244,10 +248,17 @@ def is_decided(name: str, files: Mapping[str, Path]) -> bool:
 
 
 def hub_cache() -> Path:
-    """The local Hub cache, as huggingface_hub finds it."""
-    # Variables may begin with ~, which nothing expands in a Dockerfile or a unit file.
-    home = os.environ.get("HF_HOME") or os.path.join("~", ".cache", "huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+    """The local Hub cache, as huggingface_hub finds it: a variable that is set to nothing counts, and means the current folder."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.join("~", ".cache")), "huggingface")
+    home = os.environ.get("HF_HOME", default)
+    # The old name of the variable is still read, and goes after the new one.
+    given = os.environ.get("HF_HUB_CACHE", os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(_expanded(home), "hub")))
+    return Path(_expanded(given))
+
+
+def _expanded(path: str) -> str:
+    """A path in a variable, in which ~ and other variables may be: nothing expands them in a Dockerfile or a unit file."""
+    return os.path.expandvars(os.path.expanduser(path))
 
 
 def resolve_base(base: str) -> Path:

@@ -176,7 +176,7 @@ class Staging:
     def create(self, name: str, size: int, stop: Stop | None = None) -> AbstractContextManager[Sink]:
         """A new file; its mode follows the umask."""
         path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         return SequentialFile(path, stop) if self.in_order else PositionedFile(path, size)
 
     def check(self, name: str, size: int, header: bytes) -> None:
@@ -212,7 +212,7 @@ class Staging:
 
     def sync(self) -> None:
         """Make the names inside durable; files sync themselves when they are written."""
-        for folder in {path.parent for path in files_beneath(self.folder)} | {self.folder}:
+        for folder in {self.folder, *(path for path in self.folder.rglob("*") if path.is_dir() and not path.is_symlink())}:
             sync_folder(folder)
 
     def publish(self, *, replace: bool) -> None:
@@ -276,10 +276,10 @@ class Staging:
             raise NotWritable(f"the files cannot be moved into place: {error.strerror}", path=folder) from error
 
     def _make(self, folder: Path, inner: Path) -> None:
-        """Make a folder inside of that of the output, if there is none."""
-        if inner != folder and not inner.is_dir():
-            self._folders.append(inner)
-            inner.mkdir()
+        """Make a folder inside of that of the output, with those around it that are not there."""
+        for path in reversed([each for each in (inner, *inner.parents) if each.is_relative_to(folder) and not each.is_dir()]):
+            self._folders.append(path)
+            path.mkdir()
 
     def _move(self, path: Path, target: Path) -> None:
         """Give a file its name in the folder, without replacing one that is there."""

@@ -54,12 +54,15 @@ WEIGHTS = re.compile(
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
 
-def left_out_notes(found: Found, place: Place, component: Component, files: Files) -> tuple[Note, ...]:
-    """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed."""
+def left_out_notes(found: Found, place: Place, component: Component, assets: Iterable[Path], files: Files) -> tuple[Note, ...]:
+    """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed.
+
+    ``assets`` are passed on with the weights.
+    """
     held = (*_extra_state(component), *_other_adapters(component))
     if found.is_named(place):
         return held
-    return (*held, *_other_files(found, place, component, files))
+    return (*held, *_other_files(found, place, component, {absolute(path) for path in assets}, files))
 
 
 def could_be_model(name: str) -> bool:
@@ -85,11 +88,11 @@ def _other_adapters(component: Component) -> list[Note]:
     return [Note("warning", "unfused-adapters", f"{other.text}, which are not fused here")] if other is not None else []
 
 
-def _other_files(found: Found, place: Place, component: Component, files: Files) -> list[Note]:
+def _other_files(found: Found, place: Place, component: Component, assets: set[str], files: Files) -> list[Note]:
     """Files with weights in the folder of a component that no component is made of. Beside a single file there may be anything."""
     if not is_folder(place.match.root):
         return []
-    used = {absolute(path) for other in found.places for path in other.match.files} | set(map(absolute, component.files))
+    used = assets | {absolute(path) for other in found.places for path in other.match.files} | set(map(absolute, component.files))
     used |= set(map(absolute, format_of(place.match).of_save(place.match, Folders())))
     # Other models of the same save are components of their own, also where a file of this one was given.
     used |= {absolute(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
@@ -137,7 +140,7 @@ def _weights_in(folder: Path) -> list[Path]:
     """The weights of a folder: single files, and indexes in place of the parts that they list."""
     indexes = files_in(folder, lambda name: is_index(name) or name.endswith(TORCH_INDEX))
     listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
-    return [path for path in files_in(folder, _holds_weights) if _index_of(path.name) not in listed] + indexes
+    return [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
 
 
 def _merged_before(folder: Path) -> list[str]:
@@ -148,7 +151,8 @@ def _merged_before(folder: Path) -> list[str]:
     return []
 
 
-def _holds_weights(name: str) -> bool:
+def holds_weights(name: str) -> bool:
+    """Whether a file that no component is made of is looked at as weights, by its name."""
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:

@@ -5,6 +5,7 @@
 ``types`` has the class of the tokenizer of each model type (null: any that the `tokenizers` library reads), ``distrusted`` the types whose
 own class counts more than what a folder names. ``tokenizers``: the files that a class needs, and whether a tokenizer.json does instead.
 ``needs``: for classes of models, by type, what has to be there to make their inputs; a class that is not listed needs a tokenizer alone.
+``beside``: the files of other names that some models, or the processors of their types, read from the folder of the weights.
 Packages that are not installed hide some tokenizers (sentencepiece): the table is written where they are.
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.hub.beside.compile_files import files_of_classes
 from ckpt_cli.hub.classes.compile import known_classes
 
 TEXT = re.compile(r".*input_ids|task_inputs")
@@ -50,6 +52,7 @@ def loaded_with() -> dict[str, Any]:
         "distrusted": sorted(tokenization_auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS),
         "tokenizers": tokenizers(sorted({name for name in types.values() if name is not None})),
         "needs": _grouped(needs()),
+        "beside": files_of_classes(),
     }
 
 

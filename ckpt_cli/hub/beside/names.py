@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from ckpt_cli.hub.beside.copied import copied_name
+
 TOKENIZER_CONFIG = "tokenizer_config.json"
 VOCABULARIES = frozenset(
     {
@@ -30,7 +32,7 @@ ASSET_NAMES = (
         "config.json", "generation_config.json", TOKENIZER_CONFIG, "preprocessor_config.json", "processor_config.json",
         "video_preprocessor_config.json", "audio_tokenizer_config.json", "image_processor.json", "feature_extractor.json",
         "chat_template.json", "chat_template.jinja", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-        "configuration.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
+        "configuration.json", "dataset_statistics.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
     }
 )  # fmt: skip
 """What trainers write into a checkpoint's own folder. tests/test_asset_names.py compares them with what transformers reads."""
@@ -43,7 +45,14 @@ TEMPLATE_FOLDER = "additional_chat_templates"
 CODE_FOLDER = "custom_generate"
 """Code for generation, which transformers reads from a folder of its own, as it does with more than one chat template."""
 
-OF_FOLDERS = {TEMPLATE_FOLDER: re.compile(r".*\.jinja"), CODE_FOLDER: re.compile(r".*\.py|requirements\.txt")}
+ROBOT_FOLDER = "experiment_cfg"
+"""What policies for robots were trained on: GR00T scales observations and actions with it."""
+
+OF_FOLDERS = {
+    TEMPLATE_FOLDER: re.compile(r".*\.jinja"),
+    CODE_FOLDER: re.compile(r".*\.py|requirements\.txt"),
+    ROBOT_FOLDER: re.compile(r"metadata\.json"),
+}
 """What it reads there."""
 
 WEIGHT_SUFFIXES = frozenset(
@@ -118,22 +127,26 @@ def is_put_aside(name: str) -> bool:
     if is_asset_name(name) or has_weight_suffix(name) or NO_ASSETS.fullmatch(name) is not None:
         return False
     ends = name.lower().split(".")[1:]
-    return COPIES.fullmatch(name) is not None or any(f".{end}" in WEIGHT_SUFFIXES or OTHER_FORMS.fullmatch(end) for end in ends)
+    return _is_copy(name) or any(f".{end}" in WEIGHT_SUFFIXES or OTHER_FORMS.fullmatch(end) for end in ends)
 
 
 def is_asset_name(name: str) -> bool:
     """Whether a file is an asset by its name alone, wherever it lies.
 
-    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "trainer_state.json")]
-    [True, True, False]
+    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "trainer_state.json", "chat_template (1).jinja")]
+    [True, True, False, False]
     """
-    return name in ASSET_NAMES or ASSET_PATTERN.fullmatch(name) is not None
+    return name in ASSET_NAMES or (ASSET_PATTERN.fullmatch(name) is not None and not _is_copy(name))
+
+
+def _is_copy(name: str) -> bool:
+    return COPIES.fullmatch(name) is not None or copied_name(name) is not None
 
 
 def is_unknown(name: str) -> bool:
     """Whether nothing tells of a file what it is, so that a loader may need it.
 
-    >>> [is_unknown(name) for name in ("ice_text.model", "dataset_statistics.json", "vocab.pkl")]
+    >>> [is_unknown(name) for name in ("ice_text.model", "action_statistics.json", "vocab.pkl")]
     [True, True, True]
     >>> [is_unknown(name) for name in ("README.md", "scheduler.pt", "eval_results.json", "train.sh")]
     [False, False, False, False]

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckpt_cli.hub.classes.installed.package import state_of_transformers
 from ckpt_cli.hub.config import Config, architecture, huge_number
 from ckpt_cli.names import printable
 from ckpt_cli.paths import current_folder
@@ -49,14 +50,15 @@ def asked_child(question: Question, config: Config, schema: int) -> dict[str, An
     version = installed_version()
     if version is None or huge_number(config) is not None:
         return None
-    return _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}", cache_home())
+    state = state_of_transformers(_import_path())
+    return _asked(question, json.dumps(config, sort_keys=True), f"{schema}-{version}-{state}", cache_home() if state is not None else None)
 
 
 @lru_cache(maxsize=64)
 def _asked(question: Question, text: str, form: str, home: Path | None) -> dict[str, Any] | None:
     """An answer from the user's cache, or else of a child; asked once in this process, also where no cache can be written.
 
-    ``form`` is the form of answers and the version of transformers.
+    ``form`` is the form of answers, and the version of transformers and the state of its modules.
     """
     name = f"{form}-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
     kept = home / f"hub_{question}" / name if home is not None else None
@@ -78,19 +80,23 @@ def cache_home() -> Path | None:
     return home / "ckpt" if home.is_absolute() else None
 
 
-def _run_child(question: Question, text: str) -> dict[str, Any] | None:
-    """The answer, {"error": ...} if transformers has none, or None if it could not be asked (which is not kept).
+def _import_path() -> list[str]:
+    """Where the child finds packages.
 
     Nothing is imported from the folder that the user is in: it may be the one that is checked, with a ``torch.py`` in it.
     """
+    here = str(current_folder() or "")
+    package = str(Path(os.path.realpath(__file__)).parents[3])
+    return [package, *(entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package))]
+
+
+def _run_child(question: Question, text: str) -> dict[str, Any] | None:
+    """The answer, {"error": ...} if transformers has none, or None if it could not be asked (which is not kept)."""
     import subprocess
     import tempfile
 
     what = f"asking transformers for {printable(architecture(json.loads(text)) or 'the class')[:100]}"
-    here = str(current_folder() or "")
-    package = str(Path(os.path.realpath(__file__)).parents[3])
-    others = [entry for entry in sys.path if entry and os.path.realpath(entry) not in (here, package)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([package, *others]), "CKPT_PARENT": str(os.getpid())}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(_import_path()), "CKPT_PARENT": str(os.getpid())}
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"

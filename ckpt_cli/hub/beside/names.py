@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+AUXILIARY = "ae.safetensors"
+"""BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
+
 VOCABULARIES = frozenset(
     {
         "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model",

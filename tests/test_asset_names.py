@@ -234,13 +234,15 @@ class TestFoldersThatLoadersRead:
         ckpt_cli.average([run, run], tmp_path / "mean")
         assert transformers.AutoTokenizer.from_pretrained(tmp_path / "mean").chat_template == tokenizer.chat_template
 
-    def test_come_from_a_base_whose_tokenizer_is_taken(self, tmp_path: Path) -> None:
+    def test_come_from_a_base_where_the_run_has_none(self, tmp_path: Path) -> None:
         base = model(tmp_path / "base", "tokenizer.json", *self.NAMES)
         ckpt_cli.merge(model(tmp_path / "run"), tmp_path / "out", base=base)
         assert (tmp_path / "out" / self.NAMES[0]).read_text() == "base\n"
-        assert not (tmp_path / "out" / CODE_FOLDER).exists()
-        ckpt_cli.merge(model(tmp_path / "own", "tokenizer.json"), tmp_path / "other", base=base)
+        assert (tmp_path / "out" / self.NAMES[2]).read_text() == "base\n"
+        own = model(tmp_path / "own", "tokenizer.json", "chat_template.jinja", f"{CODE_FOLDER}/other.py")
+        ckpt_cli.merge(own, tmp_path / "other", base=base)
         assert not (tmp_path / "other" / TEMPLATE_FOLDER).exists()
+        assert [path.name for path in (tmp_path / "other" / CODE_FOLDER).iterdir()] == ["other.py"]
 
     def test_are_added_in_place_and_stay_as_they_are(self, layouts: Path, tmp_path: Path) -> None:
         step = Path(shutil.copytree(layouts / "verl-run" / "run" / "global_step_20" / "actor", tmp_path / "actor"))

@@ -69,8 +69,12 @@ class TestFilesOfABase:
         assert name == "tokenizer_config" or not (tmp_path / "out" / f"{name}.json").exists()
 
     def test_the_config_of_another_tokenizer_is_not_added(self, tmp_path: Path) -> None:
-        run, base = model(tmp_path / "run"), model(tmp_path / "base", tokenizer_config={"eos_token": "a"})
-        assert "tokenizer-of-base" not in warnings(ckpt_cli.merge(run, tmp_path / "out", base=base))
+        run = model(tmp_path / "run")
+        base = model(tmp_path / "base", tokenizer=tokenizer("abcdefhg"), tokenizer_config={"eos_token": "a"})
+        told = warnings(ckpt_cli.merge(run, tmp_path / "out", base=base))
+        assert "tokenizer-of-base" not in told
+        assert f"the tokenizer of {run} has no tokenizer_config.json" in told["tokenizer-settings"]
+        assert str(base) in told["tokenizer-settings"]
         assert not (tmp_path / "out" / "tokenizer_config.json").exists()
 
 

@@ -281,7 +281,8 @@ def test_a_config_of_the_row_is_found(index: int, name: str, tmp_path: Path, dat
     row = TRAINERS[index]
     tree = build(row, row.formats[0], row.weights[0] if row.weights else "", tmp_path, data)
     assert tree.step is not None
-    folder = Path(os.path.normpath(tree.weights / name))
+    in_run = name.startswith(f"{THE_RUN}/")
+    folder = tree.run / name.removeprefix(f"{THE_RUN}/") if in_run else Path(os.path.normpath(tree.weights / name))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text('{"model_type": "own"}')
     assert "config.json" in ckpt_cli.detect(tree.step).checkpoint.assets

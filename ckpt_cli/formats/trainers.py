@@ -33,7 +33,7 @@ class Trainer:
     - ``trackers``: files or links beside the steps that name the last one; ``unfinished``: a file that is in a step while it is being
       saved; ``partial``: what the name of a step begins with until it is whole; ``finished``: a file that is written last, beside the
       folders of weights;
-    - ``config``: where config and tokenizer lie, as seen from the folder of the weights, besides that folder and the step's;
+    - ``config``: where config and tokenizer lie, as seen from the folder of the weights, besides that folder and the step's, or in the run;
     - ``keys``: the keys above the model's tensors in its DCP folders; ``wrapper``: what else all its names begin with.
 
     All given signs must be present: ``by`` says whether the name of the step, or of the folder of weights, is one. ``run``, ``role`` and
@@ -189,7 +189,7 @@ TRAINERS = (
     Trainer(
         "ByteCheckpoint", DCP, steps=OF_VERL, weights=("model",), by=STEP_AND_FOLDER, optimizers=("optimizer",), states=("extra_state",)
     ),
-    Trainer("VeOmni", DCP, steps=OF_VERL, by=STEP, states=("extra_state",), keys=("model",)),
+    Trainer("VeOmni", DCP, steps=OF_VERL, by=STEP, states=("extra_state",), config=(f"{THE_RUN}/model_assets",), keys=("model",)),
     Trainer(
         "slime",
         DCP,

@@ -5,79 +5,38 @@ They are copied byte for byte from wherever the run keeps them; only the dtype i
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CkptError, NotFound
-from ckpt_cli.files.folders import Folders, files_in, folders_in, is_file, is_folder, is_there, similar_hint
-from ckpt_cli.files.manifest import NAME as MANIFEST
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import Watched, read_small, side_file
-from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.names import (
-    ASSET_PATTERN,
-    CODE_FOLDER,
-    MAX_UNKNOWN,
-    NO_ASSETS,
-    OF_FOLDERS,
-    OF_VOCABULARY,
-    ROBOT_FOLDER,
-    TEMPLATE_FOLDER,
-    TOKENIZER_CONFIG,
-    VOCABULARIES,
-    has_weight_suffix,
-    is_asset_name,
-    is_put_aside,
-    is_unknown,
-)
+from ckpt_cli.errors import CkptError, NotFound, Unreadable
+from ckpt_cli.files.folders import folders_in, is_file, is_folder, is_there, similar_hint
+from ckpt_cli.files.source import Watched, read_small
+from ckpt_cli.hub.beside.families import choose, is_decided
+from ckpt_cli.hub.beside.listed import Listed, Seen, json_of, listed
+from ckpt_cli.hub.beside.names import AUXILIARY as AUXILIARY
+from ckpt_cli.hub.beside.names import CONFIG as CONFIG
 from ckpt_cli.hub.beside.read_by_class import files_read, lacking_files
-from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
+from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.beside.whole import lacking_processors, lacks_tokenizer, tokenizer_of
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
-from ckpt_cli.hub.custom_code import custom_code
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
 from ckpt_cli.tensors.component import Note
 
-CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 HUB_FOLDER = "huggingface"
-AUXILIARY = "ae.safetensors"
-"""BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
-
-OF_BAGEL = ("llm_config.json", "ema.safetensors")
-NO_CODE = VOCABULARIES | OF_VOCABULARY
-MAX_CONFIG = 4 << 20
-"""Bytes of a config; what is larger is a vocabulary."""
-
 MODULES = "modules.json"
 """The parts of a model of sentence-transformers, each in a folder of its own."""
-
-
-class Seen(dict[Path, Watched]):
-    """Files as they were before anything was read of them; ``broken`` are links in their folders that lead nowhere.
-
-    ``no_configs`` are files named config.json that hold something else, and what; ``aside`` are copies, archives and large unknown files.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken: list[Path] = []
-        self.no_configs: dict[Path, str] = {}
-        self.aside: list[Path] = []
-
-    def at(self, path: Path) -> Watched:
-        """A file as it was when it was first asked for. Raises what opening raises."""
-        return self[path] if path in self else self.setdefault(path, side_file(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +58,8 @@ class Assets:
     which is not usable alone, so that all of it is that of the base. ``watched`` are the files, and others that say what the weights
     mean, as they were before any of them was read. ``broken`` are links that lead nowhere, in whose place there is nothing of the run.
     ``no_configs`` are files named config.json that were passed over, each with what it holds; ``aside`` are files of
-    a base that were not copied, since they may be weights. ``lost`` is what another step has of them.
+    a base that were not copied, since they may be weights. ``lost`` is what another step has of them. ``choices`` is what is said of
+    files that were not taken beside these.
     """
 
     files: Mapping[str, Path]
@@ -112,6 +72,7 @@ class Assets:
     no_configs: Mapping[Path, str] = field(default_factory=dict)
     aside: tuple[Path, ...] = ()
     lost: Lost = NOTHING_LOST
+    choices: tuple[Note, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -130,121 +91,70 @@ class Assets:
 def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
 
-    The first folder with a config.json of a model decides for the run, and if that has no tokenizer, the first one with a tokenizer;
-    ``base`` only adds names that the run lacks, and a tokenizer is all of the run or all of the base. Of a base, everything is an asset
+    Every family of files is that of the nearest folder which has it (`ckpt_cli.hub.beside.families`). Of a base, everything is an asset
     but weights, what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets
     comes from there. What the model of the config reads under a name of its own is an asset, whatever it is. Of Python files only those
     that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
-    files, without, seen = dict[str, Path](), dict[str, Path](), Seen()
-    folders = [(folder, is_hub) for home in homes for folder, is_hub in ((home / HUB_FOLDER, True), (home, False))]
-    for folder, is_hub in folders:
-        found = _listed(folder, seen, everything=is_hub)
-        if CONFIG in found and CONFIG not in files:
-            files, without = found, files
-        elif CONFIG in files:
-            without |= {name: path for name, path in found.items() if name not in without}
-        else:
-            files |= {name: path for name, path in found.items() if name not in files}
-        if CONFIG in files and has_vocabulary(files):
-            break
-    if CONFIG in files and not has_vocabulary(files):
-        files |= _tokenizer_of(without, files)
-    unused: list[str] = []
-    broken = list(seen.broken)
-    if base is not None:
-        seen.broken.clear()
-        configs = json_of(files.values(), seen)
-        inner = _listed(base / HUB_FOLDER, seen, everything=True, configs=configs)
-        others = {**_listed(base, seen, everything=CONFIG not in inner, configs=configs), **inner}
-        if _has_whole_tokenizer(others, files) and not _has_whole_tokenizer(files, others):
-            unused = sorted(filter(is_of_tokenizer, files))
-            files = {name: path for name, path in files.items() if name not in unused}
-        own = dict(files)
-        for name, path in others.items():
-            if not name.startswith("README") and not is_decided(name, own):
-                files.setdefault(name, path if unused else _of_run(name, own) or path)
-        others_broken = [path for path in seen.broken if not path.name.startswith("README") and not is_decided(path.name, own)]
-        broken += [path for path in others_broken if path.name not in files]
-    files |= _in_folders(files)
+    near, seen = dict[str, Path](), Seen()
+    places, broken = list[Listed](), list[Path]()
+    no_configs, aside = dict[Path, str](), list[Path]()
+    named = partial(_json_of, near, seen)
+    for home in homes:
+        for folder, is_hub in ((home / HUB_FOLDER, True), (home, False)):
+            try:
+                found = listed(folder, seen, everything=is_hub, configs=named)
+            except Unreadable:
+                if CONFIG in near and has_vocabulary(near):
+                    continue  # what lies farther away is no longer needed
+                raise
+            broken += [path for path in found.broken if path.name not in near and not is_decided(path.name, near)]
+            no_configs |= found.no_configs if CONFIG not in near else {}
+            places.append(found)
+            near |= {name: path for name, path in found.files.items() if name not in near}
+    last = _of_base(base, seen, named) if base is not None else None
+    chosen = choose(places, last)
+    files = dict(chosen.files)
+    if last is not None:
+        broken += [path for path in last.broken if not is_decided(path.name, near) and path.name not in files]
+        no_configs |= last.no_configs
+    for place in (*places, *([last] if last is not None else [])):
+        aside += [path for path in place.aside if files.get(path.name) != path]
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    files |= files_read(config, [*(folder for folder, _ in folders), *([base / HUB_FOLDER, base] if base is not None else [])])
+    files |= files_read(config, [*(place.folder for place in places), *([base / HUB_FOLDER, base] if base is not None else [])])
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     tokenizer = tokenizer_at(files[TOKENIZER], files) if TOKENIZER in files else None
-    aside = tuple(path for path in seen.aside if files.get(path.name) != path)
-    return Assets(files, config, tokenizer, False, tuple(unused), watched, tuple(broken), seen.no_configs, aside)
+    passed = (tuple(broken), no_configs, tuple(aside))
+    return Assets(files, config, tokenizer, False, chosen.unused, watched, *passed, choices=chosen.notes)
 
 
-def _in_folders(files: Mapping[str, Path]) -> dict[str, Path]:
-    """What is loaded from folders beside a tokenizer and a config, by its path there."""
-    beside = dict.fromkeys(path.parent / TEMPLATE_FOLDER for name, path in files.items() if is_of_tokenizer(name))
-    beside |= {files[CONFIG].parent / name: None for name in (CODE_FOLDER, ROBOT_FOLDER)} if CONFIG in files else {}
-    found: dict[str, Path] = {}
-    for folder in beside:
-        if is_folder(folder):
-            inner = [path for path in files_in(folder, lambda _: True) if OF_FOLDERS[folder.name].fullmatch(path.name)]
-            found = {**{f"{folder.name}/{path.name}": path for path in inner}, **found}
-    return found
+def _of_base(base: Path, seen: Seen, configs: Callable[[], Sequence[Any]]) -> Listed:
+    """What there is in a base, and in its `HUB_FOLDER`, which counts before it."""
+    inner = listed(base / HUB_FOLDER, seen, everything=True, configs=configs)
+    outer = listed(base, seen, everything=CONFIG not in inner.files, configs=configs)
+    files = {name: path for name, path in {**outer.files, **inner.files}.items() if not name.startswith("README")}
+    broken = [path for path in (*inner.broken, *outer.broken) if not path.name.startswith("README")]
+    return Listed(base, files, tuple(broken), {**inner.no_configs, **outer.no_configs}, (*inner.aside, *outer.aside))
 
 
-def _tokenizer_of(others: Mapping[str, Path], files: Mapping[str, Path]) -> dict[str, Path]:
-    """The tokenizer of the nearest other folder of the run that has one, where that of the config has none: all of it from there."""
-    folder = next((path.parent for name, path in others.items() if has_vocabulary([name])), None)
-    return {name: path for name, path in others.items() if path.parent == folder and name not in files and is_of_tokenizer(name)}
+def _json_of(files: Mapping[str, Path], seen: Seen) -> list[Any]:
+    return json_of(files.values(), seen)
 
 
 def files_beside(homes: Iterable[Path]) -> dict[str, Path]:
     """All asset files in folders and the `HUB_FOLDER` of each, by their names, the nearest of each name. Raises Unreadable."""
     found: dict[str, Path] = {}
     for home in homes:
-        found = {**_listed(home, Seen(), everything=False), **_listed(home / HUB_FOLDER, Seen(), everything=True), **found}
-    return {**found, **_in_folders(found)}
+        inner, outer = listed(home / HUB_FOLDER, Seen(), everything=True), listed(home, Seen(), everything=False)
+        found = {**outer.files, **inner.files, **found}
+    return found
 
 
-def files_of(folder: Path) -> dict[str, Path]:
+def files_of(folder: Path) -> Mapping[str, Path]:
     """The asset files that a loader finds in one folder, by their names there. Raises Unreadable, and for code what reading it raises."""
-    found = _listed(folder, Seen(), everything=False)
-    return {**found, **_in_folders(found)}
-
-
-def home_of(name: str, path: Path) -> Path:
-    """The folder that an asset is loaded from, also one in a folder of that."""
-    return path.parents[name.count("/")]
-
-
-def _of_run(name: str, own: Mapping[str, Path]) -> Path | None:
-    """The run's own file of a name that only a base tells to be an asset, which is beside the assets of the run."""
-    folders = dict.fromkeys(path.parent for path in own.values()) if is_unknown(name) else ()
-    return next((folder / name for folder in folders if is_file(folder / name)), None)
-
-
-def is_of_tokenizer(name: str) -> bool:
-    """Whether a file goes with a tokenizer, all of which is that of the run or that of a base."""
-    known = VOCABULARIES | OF_VOCABULARY | {TOKENIZER_CONFIG}
-    return name in known or name.startswith("chat_template") or ASSET_PATTERN.fullmatch(name) is not None
-
-
-def _has_whole_tokenizer(files: Mapping[str, Path], others: Mapping[str, Path]) -> bool:
-    """Whether a tokenizer is among files, with all that its class reads; ``others`` may have the config of the model instead."""
-    config: Mapping[str, Any] = {}
-    with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
-        config = next((read_config(each[CONFIG]) for each in (files, others) if CONFIG in each), {})
-    return any(map(is_trace, files)) and tokenizer_of(files, config).is_whole
-
-
-def is_decided(name: str, files: Mapping[str, Path]) -> bool:
-    """Whether there is in another file what this one of a base or another step would say: its vocabulary, or the chat template."""
-    if is_trace(name):
-        return has_vocabulary(files) or (TOKENIZER_CONFIG in files and _has_whole_tokenizer(files, {}))
-    if name.startswith("chat_template"):
-        if any(own.startswith("chat_template") for own in files):
-            return True
-        with contextlib.suppress(CkptError):
-            config = parse_json(read_small(files[TOKENIZER_CONFIG])) if TOKENIZER_CONFIG in files else None
-            return isinstance(config, dict) and config.get("chat_template") is not None
-    return False
+    return listed(folder, Seen(), everything=False).files
 
 
 def hub_cache() -> Path:
@@ -320,57 +230,6 @@ def _cached_models(cache: Path) -> list[str]:
     except CkptError:
         return []  # only asked for a hint
     return [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
-
-
-def _listed(folder: Path, seen: Seen, *, everything: bool, configs: Sequence[Any] = ()) -> dict[str, Path]:
-    """Asset files of a folder: by name, or ``everything`` that is no weights; code that its configs (or ``configs``) name."""
-
-    def matters(name: str) -> bool:
-        weights = has_weight_suffix(name) or NO_ASSETS.fullmatch(name) is not None or name == MANIFEST
-        return name.endswith(".py") or is_asset_name(name) or name == AUXILIARY or (everything and not weights and not name.startswith("."))
-
-    there = Folders()
-    present = there.files(folder, matters)
-    # What a loader needs may lie behind a link to a disk that is not mounted: that is not nothing.
-    seen.broken += [path for path in there.entries(folder) if path.suffix != ".py" and matters(path.name) and there.is_broken(path)]
-    bagel = any(path.name in OF_BAGEL for path in present)
-    found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
-    if everything:
-        aside = [path for path in found.values() if is_put_aside(path.name) or (is_unknown(path.name) and _is_large(path, seen))]
-        seen.aside += aside
-        found = {name: path for name, path in found.items() if path not in aside}
-    if CONFIG in found:
-        seen.at(found[CONFIG])
-        why = no_model_config(found[CONFIG])
-        if why is not None:
-            seen.no_configs[found.pop(CONFIG)] = why
-    modules = {path.stem: path for path in present if path.suffix == ".py"}
-    code = custom_code(modules, [*json_of(found.values(), seen), *configs], folder) if modules else {}
-    return found | code | _read_by(code.values(), there.files(folder, is_unknown) if code else [])
-
-
-def _is_large(path: Path, seen: Seen) -> bool:
-    return seen.at(path).identity.size > MAX_UNKNOWN
-
-
-def _read_by(code: Iterable[Path], files: Sequence[Path]) -> dict[str, Path]:
-    """The files that custom code names, such as a vocabulary of its tokenizer. Weights and pickles are none of them."""
-    sources = []
-    for path in code if files else ():
-        with contextlib.suppress(CkptError):
-            sources.append(read_small(path).decode("utf-8", "replace"))
-    named = {path.name: path for path in files if any(f"{quote}{path.name}{quote}" in text for text in sources for quote in "\"'")}
-    return {name: path for name, path in named.items() if not has_weight_suffix(name)}
-
-
-def json_of(paths: Iterable[Path], seen: Seen) -> list[Any]:
-    """The content of JSON files. An unreadable one names no code; whether it may be broken is not decided here."""
-    found = []
-    for path in paths:
-        if path.suffix == ".json" and path.name not in NO_CODE and seen.at(path).identity.size <= MAX_CONFIG:
-            with contextlib.suppress(CkptError):
-                found.append(parse_json(read_small(path), path.name))
-    return found
 
 
 # -- what the config says about the weights --------------------------------------------------------------------------

@@ -11,10 +11,12 @@ from ckpt_cli.discover.before.steps import steps_around
 from ckpt_cli.discover.found import Found
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.manifest import read_manifest
-from ckpt_cli.hub.assets import NOTHING_LOST, Assets, Lost, files_beside, find_assets, home_of, is_decided
+from ckpt_cli.hub.assets import NOTHING_LOST, Assets, Lost, files_beside, find_assets
+from ckpt_cli.hub.beside.families import is_decided
+from ckpt_cli.hub.beside.listed import home_of
 from ckpt_cli.hub.beside.names import OF_VOCABULARY, VOCABULARIES
+from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
-from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
 
 

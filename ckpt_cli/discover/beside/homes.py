@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.files.folders import files_in
+from ckpt_cli.errors import CkptError, Unreadable
+from ckpt_cli.files.folders import Folders, files_in
+from ckpt_cli.files.manifest import NAME as MANIFEST
+from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.step_names import epoch_of, step_of
 from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
 from ckpt_cli.formats.training_state_names import is_state_file
-from ckpt_cli.hub.assets import Assets
+from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
+from ckpt_cli.hub.beside.listed import home_of
+from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import is_unknown
-from ckpt_cli.hub.peft_names import adapter_config, has_adapters
+from ckpt_cli.hub.beside.processors import NAMES as PROCESSORS
+from ckpt_cli.hub.beside.tokenizers import has_vocabulary
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config, has_adapters
 from ckpt_cli.names import few
 from ckpt_cli.paths import absolute, within
 from ckpt_cli.tensors.component import Note
+
+OF_RUN = tuple(name for name in CONFIGS if name.startswith(f"{THE_RUN}/"))
+"""Folders of a run that trainers keep side files in."""
+
+OF_SIDE_FILES = frozenset(
+    ("hf", "huggingface", "transformers", "pretrained", "model", "tokenizer", "processor", "preprocessor", "config", "configs", "assets")
+)
+"""What a folder of side files is called, where it lies in a run, or beside weights that are no step of one."""
+
+TOKENIZERS = re.compile(r"(?!.*(audio|speech|sound|image|vision|visual|video|vq|vae)).*tokenizers?([_-].*)?", re.IGNORECASE)
+IN_PARTS = ("model_index.json", "modules.json")
+"""What makes each folder beside it a part of one pipeline."""
+
+MOST_INNER = 64
 
 
 def homes_of(found: Found, place: Place) -> tuple[Path, ...]:
@@ -26,13 +51,133 @@ def homes_of(found: Found, place: Place) -> tuple[Path, ...]:
 
 
 def asset_homes(found: Found, place: Place) -> list[Path]:
-    """Folders with the assets of a component, the nearest first: the first one with a config.json decides."""
+    """Folders with the assets of a component, the nearest first: the first one that has a family of files decides on it."""
+    return [home for homes in _homes(found, place) for home in homes]
+
+
+def _homes(found: Found, place: Place) -> list[list[Path]]:
+    """The folders in their order, each with those in it that hold nothing but side files."""
     root = place.match.root
-    beside: list[Path] = []
-    if root not in (place.home, found.path) and root.is_relative_to(found.path):
-        spots = [within(root, name) for name in CONFIGS if name != THE_RUN]
-        beside = [root, *(spot for spot in spots if spot.is_relative_to(found.path) and spot != found.path)]
-    return list(dict.fromkeys((*beside, *homes_of(found, place), *_all_runs(found))))
+    is_inside = root not in (place.home, found.path) and root.is_relative_to(found.path)
+    spots = [within(root, name) for name in CONFIGS if not name.startswith(THE_RUN)] if is_inside else []
+    spots = [spot for spot in spots if spot.is_relative_to(found.path) and spot != found.path]
+    inner = [*([root] if is_inside else []), *homes_of(found, place)]
+    beside = [each for folder in inner for each in (folder, *(spot for spot in spots if spot.parent == folder))]
+    outer = [each for run in _all_runs(found) for each in (*_of_run(run), run)]
+    own = list(dict.fromkeys((*beside, *spots, *outer)))
+    there = Folders()
+    return [[home, *(folder for folder in _used_inner(home, found, there) if folder not in own)] for home in own]
+
+
+def _of_run(run: Path) -> list[Path]:
+    return [run / name.removeprefix(f"{THE_RUN}/") for name in OF_RUN]
+
+
+# -- folders of side files -------------------------------------------------------------------------------------------
+
+
+def _used_inner(home: Path, found: Found, there: Folders) -> list[Path]:
+    """The folders in a home that its side files may be in."""
+    held = _inner(home, found, there)
+    named = {folder: kinds for folder, kinds in held.items() if _counts_by_name(folder, found)}
+    return [folder for folder in named if not _rivals(folder, named)]
+
+
+def _counts_by_name(folder: Path, found: Found) -> bool:
+    """Whether a folder beside weights belongs to them. What lies in a step does; others may be of anything."""
+    in_step = found.step is not None and folder.is_relative_to(found.path)
+    return in_step or all(word in OF_SIDE_FILES for word in re.split(r"[ ._-]+", folder.name.lower()))
+
+
+def _rivals(folder: Path, held: Mapping[Path, Mapping[str, Path]]) -> list[Path]:
+    """Other folders beside it that have something else of what it has: nothing tells which of them counts."""
+    own = held[folder]
+    return [
+        other
+        for other, files in held.items()
+        if other != folder and any(not _same(own[kind], files[kind]) for kind in own if kind in files)
+    ]
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.name == other.name and read_small(one) == read_small(other)
+
+
+def _inner(home: Path, found: Found, there: Folders) -> dict[Path, dict[str, Path]]:
+    """The folders in a home that hold a config, a tokenizer or a processor, and no weights or state: each with a file of each kind."""
+    with contextlib.suppress(Unreadable):  # what cannot be looked at is nothing that was looked for
+        return _inner_of(home, found, there)
+    return {}
+
+
+def _inner_of(home: Path, found: Found, there: Folders) -> dict[Path, dict[str, Path]]:
+    if any(there.is_file(home / name) for name in IN_PARTS) or not there.is_folder(home):
+        return {}
+    taken = [
+        folder
+        for each in (found, *found.more)
+        for place in each.places
+        for folder in (place.home, place.match.root, *place.match.more_roots)
+    ]
+    held = {}
+    for folder in there.folders(home, _may_be_inner)[:MOST_INNER]:
+        with contextlib.suppress(CkptError):
+            kinds = _kinds(folder, there)
+            is_taken = any(path == folder or path.is_relative_to(folder) for path in taken)
+            if kinds and not is_taken and not _holds_more(folder, there):
+                held[folder] = kinds
+    return held
+
+
+def _may_be_inner(name: str) -> bool:
+    kind = "model" if TOKENIZERS.fullmatch(name) else kind_of(name)
+    return kind == "model" and name != HUB_FOLDER and is_searched(name) and not name.isdigit()
+
+
+def _kinds(folder: Path, there: Folders) -> dict[str, Path]:
+    """A file of each kind of side files in a folder."""
+    kinds: dict[str, Path] = {}
+    for path in there.files(folder, lambda name: name == CONFIG or has_vocabulary([name]) or name in PROCESSORS):
+        if path.name != CONFIG or no_model_config(path) is None:
+            kinds.setdefault(_kind_of(path.name), path)
+    return kinds
+
+
+def _holds_more(folder: Path, there: Folders) -> bool:
+    """Whether there are weights, an adapter, training state or an output of ckpt in a folder, or below it."""
+    known = there.files(folder, lambda name: name in (ADAPTER_CONFIG, MANIFEST) or is_state_file(name))
+    return bool(known or recognise(folder, there) or files_with_weights(folder, there)) or held_below(folder, there) != []
+
+
+def _beside_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Sequence[Path]]) -> list[Note]:
+    """Warnings about folders in the homes of a component with side files that it lacks, and that were not taken from there."""
+    there = Folders()
+    used = {home for inner in homes for home in inner}
+    own = {home_of(name, path) for name, path in assets.files.items()} & (used | {home / HUB_FOLDER for home in used})
+    notes = []
+    for home, *_ in homes:
+        for folder, kinds in _inner(home, found, there).items():
+            lacking = [kind for kind in kinds if not _has(kind, assets, own)] if folder not in used else []
+            if lacking:
+                text = f"{folder} holds {' and '.join(lacking)}, and was not read: nothing tells that {_goes(lacking)} with these weights"
+                notes.append(Note("warning", "assets-beside", f"{text}; if so, copy the files into {place.home}"))
+    return notes
+
+
+def _has(kind: str, assets: Assets, own: Collection[Path]) -> bool:
+    """Whether side files of a kind are from one of these folders."""
+    return any(kind == _kind_of(name) and home_of(name, path) in own for name, path in assets.files.items())
+
+
+def _kind_of(name: str) -> str:
+    return CONFIG if name == CONFIG else "a processor" if name in PROCESSORS else "a tokenizer" if has_vocabulary([name]) else ""
+
+
+def _goes(kinds: Sequence[str]) -> str:
+    return "it goes" if len(kinds) == 1 else "they go"
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
 
 
 def run_folders(found: Found) -> list[Path]:
@@ -60,18 +205,25 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
     if has_adapters(names):
         path = adapter_config(asset_homes(found, place))
         files |= {path.name: path} if path is not None else {}
-    taken = {name: path for name, path in files.items() if path.parent in runs}
-    notes = _unknown_notes(found, place, files)
-    if taken:
-        where = next(iter(taken.values())).parent
-        text = f"{few(sorted(taken), 4)}: taken from the folder of the run, {where}, since the step has none of {place.name}"
-        notes.insert(0, Note("info", "assets-of-run", text))
-    return notes
+    of_run = [folder for run in runs for folder in _of_run(run)]
+    homes = _homes(found, place)
+    inner = {folder for _, *folders in homes for folder in folders}
+    places: dict[Path, list[str]] = {}
+    for name, path in files.items():
+        places.setdefault(home_of(name, path), []).append(name)
+    notes = []
+    for where, names_there in places.items():
+        taken = few(sorted(names_there), 4)
+        if where in runs:
+            text = f"{taken}: taken from the folder of the run, {where}, since the step has none of {place.name}"
+            notes.append(Note("info", "assets-of-run", text))
+        elif where in (*of_run, *inner):
+            notes.append(Note("info", "assets-of-folder", f"{taken}: taken from {where}, since nothing nearer to {place.name} has them"))
+    return [*notes, *_beside_notes(found, place, assets, homes), *_unknown_notes(found, [home for each in homes for home in each], files)]
 
 
-def _unknown_notes(found: Found, place: Place, files: Mapping[str, Path]) -> list[Note]:
+def _unknown_notes(found: Found, homes: Collection[Path], files: Mapping[str, Path]) -> list[Note]:
     """What is beside config and tokenizer and neither an asset nor anything that a training is known to leave there."""
-    homes = asset_homes(found, place)
     folders = dict.fromkeys(path.parent for path in files.values() if path.parent in homes)
     weights = {absolute(path) for other in found.places for path in other.match.files}
     notes = []

@@ -11,10 +11,12 @@ from typing import Any
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import CONFIG, MODULES, Assets, Lost, Seen, home_of, json_of
+from ckpt_cli.hub.assets import CONFIG, MODULES, Assets, Lost
+from ckpt_cli.hub.beside.listed import Seen, home_of, json_of
 from ckpt_cli.hub.beside.model_config import DOUBTFUL
+from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
-from ckpt_cli.hub.beside.whole import OF_VIDEOS, PREPROCESSOR, PROCESSOR, tokenizer_of
+from ckpt_cli.hub.beside.whole import tokenizer_of
 from ckpt_cli.hub.custom_code import missing_code
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
@@ -41,6 +43,7 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     if assets.unused:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
         notes.append(Note("warning", "tokenizer-of-base", text))
+    notes += assets.choices
     modules = {name.removesuffix(".py"): path for name, path in assets.files.items() if name.endswith(".py")}
     code = missing_code(modules, json_of(assets.files.values(), Seen()))
     if code:

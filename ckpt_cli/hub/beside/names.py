@@ -7,7 +7,10 @@ import re
 
 from ckpt_cli.hub.beside.copied import copied_name
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
+CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+AUXILIARY = "ae.safetensors"
+"""BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
+
 VOCABULARIES = frozenset(
     {
         "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model",

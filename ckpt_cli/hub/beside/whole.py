@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ckpt_cli.errors import CkptError
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.needs import TOKENIZER, needs_of
+from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR, content_of
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, tokenizer_files
 from ckpt_cli.hub.config import Config
 
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
-OF_VIDEOS = "video_preprocessor_config.json"
 CALLED = {
     "image_processor": "an image processor",
     "feature_extractor": "a feature extractor",
@@ -27,7 +21,7 @@ CALLED = {
 
 def tokenizer_of(files: Mapping[str, Path], config: Config) -> TokenizerFiles:
     """What there is of a tokenizer among files, by name."""
-    return tokenizer_files(files.keys(), config, _content(files, TOKENIZER_CONFIG))
+    return tokenizer_files(files.keys(), config, _said(files, TOKENIZER_CONFIG))
 
 
 def lacks_tokenizer(files: Mapping[str, Path], config: Config) -> bool:
@@ -42,13 +36,9 @@ def lacking_processors(files: Mapping[str, Path], config: Config) -> list[str]:
     if not wanted or PREPROCESSOR in files:
         return []
     # Newer versions of transformers keep all of them in one file, older ones only what the processor itself is set to.
-    inside = _content(files, PROCESSOR)
+    inside = _said(files, PROCESSOR)
     return [CALLED[kind] for kind in wanted if kind not in inside and not (kind == "video_processor" and OF_VIDEOS in files)]
 
 
-def _content(files: Mapping[str, Path], name: str) -> Config:
-    content: Any = None
-    if name in files:
-        with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere
-            content = parse_json(read_small(files[name]))
-    return content if isinstance(content, dict) else {}
+def _said(files: Mapping[str, Path], name: str) -> Config:
+    return content_of(files[name]) if name in files else {}

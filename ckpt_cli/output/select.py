@@ -22,6 +22,7 @@ from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import with_known_dtype
+from ckpt_cli.hub.dialects.rotary_order import order_notes
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
@@ -180,6 +181,9 @@ def select_tensors(
     if trainer is not None:
         text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
         notes.append(Note("warning", "foreign-names", text))
+    if isinstance(kind, KnownClass) and rules:
+        of_class = kind
+        notes += order_notes(mapped, lambda new: new in native and of_class.count({new: native[new].shape}) > 0, config, kind.kind)
     final = {id(tensor): name for name, tensor in tensors.items()}
     ties, differing = find_ties(component.name, native, config, hub, kind, live)
     tied: dict[str, str] = {}

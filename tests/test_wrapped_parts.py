@@ -145,6 +145,18 @@ class TestExported:
         model.language_model = peft.PeftModel.from_pretrained(language_model(), tmp_path / "out").merge_and_unload()
         same(state_of(model), wanted)
 
+    def test_the_task_of_a_whole_model_is_not_that_of_a_part(self, tmp_path: Path) -> None:
+        """PEFT refuses a base model without a head where the config says that it generates."""
+        model = language_model()
+        model.model = wrapped(model.model)
+        path = saved(tmp_path / "run", state_of(model), config())
+        done = ckpt_cli.merge(path, tmp_path / "out", lora="export", lora_alpha=8)
+        assert "PeftModel.from_pretrained(model.model, ...)" in codes(done)["lora-part"]
+        found = language_model()
+        found.model = peft.PeftModel.from_pretrained(found.model, tmp_path / "out").merge_and_unload()
+        model.model = model.model.merge_and_unload()
+        same(state_of(found), state_of(model))
+
     def test_the_model_inside_of_a_trainer_is_no_part(self, tmp_path: Path) -> None:
         model = wrapped(language_model())
         path = saved(tmp_path / "run", state_of(Trainer(model)), config())

@@ -31,7 +31,7 @@ from ckpt_cli.lora.fit import (
     on_base,
     pattern_key,
 )
-from ckpt_cli.lora.parts import alpha_notes, names_within, part_notes, placed, refuse_apart, within_part
+from ckpt_cli.lora.parts import alpha_notes, is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.lora.whole import check_whole
@@ -202,8 +202,8 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     weights = as_in_memory(reference.tensors, config) if reference is not None and lacks_base(stored) else {}
     stored = placed(stored, weights)
     refuse_apart(stored, saved_names(stored))
-    state = within_part(stored)
-    if facts.task_type is None:
+    state, of_part = within_part(stored), is_for_a_part(stored, config)
+    if facts.task_type is None and not of_part:
         kind = architecture(config) or ""
         facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
     check_variant(state, facts)
@@ -220,7 +220,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     whole = check_whole(
         state, facts, saved_names(state), config, names_within(weights, stored.part) if lacks_base(state) else state.tensors, state.tensors
     )
-    notes = (*facts.notes, *part_notes(stored, config), *whole, *_layout_notes(state, facts, exported=True))
+    notes = (*facts.notes, *([part_note(stored)] if of_part else []), *whole, *_layout_notes(state, facts, exported=True))
     return Exported(_exported(state, trained_biases(state, facts)), content, info, notes)
 
 

@@ -63,16 +63,19 @@ def refuse_apart(state: PeftState, beside: Iterable[str]) -> None:
         )
 
 
-def part_notes(state: PeftState, config: Config) -> list[Note]:
-    """A warning about an exported adapter that is for a part of the model, unless the class of the ``config`` has no such part."""
+def is_for_a_part(state: PeftState, config: Config) -> bool:
+    """Whether adapters are for a part of the model of this ``config``, unless its class knows their modules without what is in front."""
     if not state.part:
-        return []
+        return False
     kind = known_class(config, {name: tensor.shape for name, tensor in state.tensors.items()})
-    if isinstance(kind, KnownClass) and any(kind.knows(f"{adapter.inner}.weight") for adapter in state.adapters):
-        return []
+    return not (isinstance(kind, KnownClass) and any(kind.knows(f"{adapter.inner}.weight") for adapter in state.adapters))
+
+
+def part_note(state: PeftState) -> Note:
+    """A warning about an exported adapter that is for a part of the model."""
     part = state.part.removesuffix(".")
     text = f"PEFT wrapped {part}, a part of what was trained: load the adapter with PeftModel.from_pretrained(model.{part}, ...)"
-    return [Note("warning", "lora-part", f"{text}; on the whole model, PEFT finds none of its tensors")]
+    return Note("warning", "lora-part", f"{text}; on the whole model, PEFT finds none of its tensors")
 
 
 def alpha_notes(state: PeftState, facts: AdapterFacts) -> list[Note]:

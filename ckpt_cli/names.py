@@ -84,10 +84,10 @@ def stripped_names(names: Iterable[str], *, keep_module: bool = False) -> dict[s
 
 
 FOREIGN = (
-    ("torchtitan", re.compile(r"(.*\.)?(tok_embeddings\.weight|layers\.[0-9]+\.(attention|feed_forward)\.w.*)")),
+    ("torchtitan", re.compile(r"(.*\.)?(tok_embeddings\.weight|layers\.[0-9]+\.attention\.(qkv_linear\.)?w[qkvo]\..*)")),
     ("OLMo-core", re.compile(r"(.*\.)?(blocks\.[0-9]+\.attention\.w_[qkvo].*|lm_head\.w_out\.weight)")),
 )
-"""Names of trainers that no Hugging Face class loads, even where the architecture is the same."""
+"""Names of trainers that classes of transformers do not have, even where the architecture is the same. (LFM2 has feed_forward.w1.)"""
 
 
 def foreign_names(names: Iterable[str]) -> str | None:

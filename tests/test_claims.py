@@ -253,6 +253,32 @@ class TestNamesOfNobody:
         assert [item.code for item in result.findings if item.severity == "error"] == ["unknown-names"]
 
 
+class TestNamesOfATrainer:
+    """are told as such, unless they are names of the class, or of code of the model's own."""
+
+    TITAN: ClassVar[dict[str, Any]] = {"tok_embeddings.weight": torch.randn(8, 4), "layers.0.attention.wq.weight": torch.randn(4, 4)}
+
+    def test_that_no_class_has_are_a_warning(self, tmp_path: Path) -> None:
+        torch.save(self.TITAN, tmp_path / "model.pt")
+        assert "torchtitan" in notes(ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out"))["foreign-names"]
+
+    def test_are_nothing_to_say_of_a_class_that_has_some_alike(self, tmp_path: Path) -> None:
+        layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2}
+        sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "block_multiple_of": 8}
+        build("Lfm2ForCausalLM", "lfm2", {**layers, **sizes}).save_pretrained(tmp_path / "saved")
+        done = ckpt_cli.merge(tmp_path / "saved", tmp_path / "out")
+        assert "foreign-names" not in notes(done)
+        assert done.outputs[0].compared is not None
+        (tmp_path / "saved/config.json").unlink()
+        assert "foreign-names" not in notes(ckpt_cli.merge(tmp_path / "saved", tmp_path / "bare"))
+
+    def test_are_nothing_to_say_of_code_of_the_models_own(self, tmp_path: Path) -> None:
+        (tmp_path / "saved").mkdir()
+        save_file(self.TITAN, tmp_path / "saved/model.safetensors")
+        config(tmp_path / "saved", **TestCustomCode.OWN)
+        assert "foreign-names" not in notes(ckpt_cli.merge(tmp_path / "saved", tmp_path / "out"))
+
+
 LOST = ["model.norm.weight", "model.layers.1.self_attn.q_proj.bias", "lm_head.weight", "model.layers.0.*"]
 
 

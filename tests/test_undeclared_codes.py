@@ -56,7 +56,35 @@ def packed_columns() -> Tensors:
     return held
 
 
-KINDS = [packed, eight, packed_columns]
+def of_quanto() -> Tensors:
+    """As optimum-quanto stores weights: codes and scales below the name of the weight, and scales of what goes in and out."""
+    held: Tensors = {}
+    for name, tensor in weights().items():
+        if not name.endswith("_proj.weight"):
+            held[name] = tensor
+            continue
+        module = name.removesuffix("weight")
+        held[f"{name}._data"] = tensor.mul(100).to(torch.int8)
+        held[f"{name}._scale"] = torch.randn(len(tensor), 1)
+        held |= {f"{module}{side}_scale": torch.ones(()) for side in ("input", "output")}
+    return held
+
+
+def of_hqq() -> Tensors:
+    """As HQQ stores weights: packed bytes, scales and zeros, and numbers that say how they are packed."""
+    held: Tensors = {}
+    for name, tensor in weights().items():
+        if not name.endswith("_proj.weight"):
+            held[name] = tensor
+            continue
+        module = name.removesuffix("weight")
+        held[f"{module}W_q"] = torch.arange(tensor.numel() // 2).to(torch.uint8)
+        held |= {f"{module}{part}": torch.randn(4, 1).half() for part in ("scale", "zero")}
+        held |= {f"{module}nbits": torch.tensor(4), f"{module}shape": torch.tensor(tensor.shape)}
+    return held
+
+
+KINDS = [packed, eight, packed_columns, of_quanto, of_hqq]
 CONFIGS: list[dict[str, Any] | None] = [config(), unknown(), None]
 
 
@@ -90,6 +118,19 @@ def test_packed_codes_are_copied_with_a_warning(tmp_path: Path, of: dict[str, An
     assert not {"wrong-shape", "cut-tensor"} & found.keys()
 
 
+@pytest.mark.parametrize(("kind", "leaf"), [(packed_columns, "qweight"), (of_quanto, "weight._data"), (of_hqq, "W_q")])
+def test_codes_of_any_library_are_copied_with_a_warning(tmp_path: Path, kind: Callable[[], Tensors], leaf: str) -> None:
+    """Code of the model's own is not asked, and neither it nor a loader decodes them; merge and verify say the same."""
+    own = unknown(auto_map={"AutoModelForCausalLM": "own.Own"})
+    source = folder(tmp_path / "source", kind(), own, {"own.py": "import torch"})
+    result = ckpt_cli.merge(source, tmp_path / "out")
+    assert differences(load(tmp_path / "out"), load(source)) == []
+    said = notes(result)["odd-dtype"]
+    assert f"_proj.{leaf}" in said
+    assert "config.json has no quantization_config, without which loaders ignore the scales" in said
+    assert "odd-dtype" in {item.code for item in ckpt_cli.verify(source).findings}
+
+
 def test_declared_ones_are_no_reason_for_a_warning(tmp_path: Path) -> None:
     said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     source = folder(tmp_path / "source", packed(), config(quantization_config=said))
@@ -103,3 +144,4 @@ def test_counters_beside_a_scale_are_no_codes(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", {**weights(), **more}, unknown())
     result = ckpt_cli.merge(source, tmp_path / "out", dtype="bf16")
     assert result.outputs[0].cast == len(weights()) + 1
+    assert "odd-dtype" not in notes(result)

@@ -23,6 +23,8 @@ from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.dialects.rotary_order import ROTARY_ORDER, order_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.elements import target_dtype, torch_module
@@ -36,18 +38,20 @@ from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_nam
 from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
-from ckpt_cli.names import LoraMode, Naming
+from ckpt_cli.names import LoraMode, Naming, stripped_names
+from ckpt_cli.output.key_map import mapped_names, read_key_map
 from ckpt_cli.output.options import check_cast_all
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.loading import LoadResult
+from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     import torch
 
 
-OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", "sparse-file", "zero-tail")
+OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", ROTARY_ORDER, "sparse-file", "zero-tail")
 """Notes of a merge that are as true where nothing is written."""
 
 
@@ -166,7 +170,9 @@ def load_into(
     with Files() as files:
         opened, home = opened_component(path, files, type, step, base, also, chosen)
         found, named = _matched(opened, home, files, chosen, live)
-        settings = settings_notes(different_settings(opened.components[0].assets.config, config_of(model)), "model")
+        config = config_of(model)
+        settings = settings_notes(different_settings(opened.components[0].assets.config, config), "model")
+        of_order = [] if any(note.code == ROTARY_ORDER for note in named.part.notes) else _order_notes(opened, chosen, config, live, model)
         found.refuse(strict=chosen.strict, path=opened.found.path)
         done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow, checksum=chosen.checksum)
         files.check_unchanged()
@@ -183,9 +189,16 @@ def load_into(
         missing=found.missing,
         unexpected=found.unexpected,
         overflowed=sum(done.overflowed.values()),
-        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings)), *named.notes, *ignored),
+        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings, *of_order)), *named.notes, *ignored),
         seconds=time.monotonic() - started,
     )
+
+
+def _order_notes(opened: Opened, options: LoadOptions, config: Config, live: Mapping[str, Tensor], model: object) -> list[Note]:
+    """What a merge into this model's folder would say of the rows of its queries and keys, where the checkpoint has no config."""
+    stored = stripped_names(opened.components[0].component.tensors).values()
+    mapped = mapped_names(stored, read_key_map(options.key_map)) if options.key_map else {}
+    return order_notes(mapped, lambda new: new in live, config, type(model).__name__)
 
 
 def opened_component(

@@ -3,12 +3,14 @@
 Names as peft 0.21 makes them (`tuners/lora/layer.py`, `utils/save_and_load.py`): everything lies under ``base_model.model.``; a module that
 is adapted keeps its own tensors under ``base_layer.``, its adapter in ``lora_A.<adapter>.weight`` and so on; a module that was trained as
 a whole lies in ``modules_to_save.<adapter>.``, its first state in ``original_module.``. Files of an adapter leave out the adapter's name.
+
+A part of a model may be wrapped alone (``language_model.base_model.model.``), and a trainer may hold the model by a name of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +36,9 @@ COPIES_OF_BIAS = re.compile(r"(?P<module>.+)\.(?:modules_to_save|original_module
 and twice as the wrapper holds them."""
 
 ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<rest>.+)")
+OWNER = "base_model."
+"""The only child of PEFT's model, whose only child is the model that it wraps."""
+
 LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|modules_to_save)(\.|$)")
 
 
@@ -42,12 +47,18 @@ class Adapter:
     """The LoRA tensors of one module.
 
     ``a`` [r, in] and ``b`` [out, r], or of an embedding ``a`` [r, rows] and ``b`` [columns, r]; ``magnitude`` is that of DoRA, ``bias`` is
-    added to the module's own; ``path`` is the name that PEFT gives the module.
+    added to the module's own; ``path`` is the name with the layers that PEFT puts around a module. ``part`` is what begins both if PEFT
+    wrapped one part of the model: within it, PEFT knows the module by ``inner``.
     """
 
     module: str
     path: str
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    part: str = ""
+
+    @property
+    def inner(self) -> str:
+        return self.module.removeprefix(self.part)
 
     @property
     def embedding(self) -> bool:
@@ -76,7 +87,8 @@ class PeftState:
 
     ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
     ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them; ``adapter_in_names``:
-    names have that of the adapter, as state dicts have and PEFT's files have not.
+    names have that of the adapter, as state dicts have and PEFT's files have not. ``parts`` are the beginnings of names, each with its dot,
+    of the parts of the model that were wrapped; empty text for the whole of it.
     """
 
     tensors: dict[str, Tensor]
@@ -85,6 +97,12 @@ class PeftState:
     exported: dict[str, Tensor]
     wrapped: Mapping[str, str] = field(default_factory=dict)
     adapter_in_names: bool = True
+    parts: tuple[str, ...] = ("",)
+
+    @property
+    def part(self) -> str:
+        """What begins the names of the one part that was wrapped; empty if that was the whole model, or several parts."""
+        return self.parts[0] if len(self.parts) == 1 else ""
 
 
 def adapter_config(homes: Iterable[Path]) -> Path | None:
@@ -98,15 +116,46 @@ def has_adapters(names: Mapping[str, object]) -> bool:
     return any(LORA.search(name) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
 
 
-def plain_name(name: str) -> str:
+def wrapped_parts(names: Collection[str]) -> frozenset[str]:
+    """What begins the names of the parts that PEFT wrapped, in front of its prefix; empty text for a whole model.
+
+    A module that a model itself calls so is no sign of PEFT: it has more than the one child.
+
+    >>> sorted(wrapped_parts(["base_model.model.h.q.lora_A.weight"])), sorted(wrapped_parts(["llm.base_model.model.h.q.lora_A.weight"]))
+    ([''], ['llm.'])
+    >>> sorted(wrapped_parts(["base_model.model.h.q.lora_A.weight", "base_model.head.weight"]))
+    []
+    """
+    parts = {part for name in names if has_adapters({name: None}) and (part := _part_of(name)) is not None}
+    owned = {part: f"{part}{OWNER}" for part in parts}
+    return frozenset(part for part, own in owned.items() if all(_part_of(name) == part for name in names if name.startswith(own)))
+
+
+def _part_of(name: str) -> str | None:
+    """What stands in front of PEFT's prefix, None without it."""
+    if name.startswith(PREFIX):
+        return ""
+    before, found, _ = name.partition(f".{PREFIX}")
+    return f"{before}." if found else None
+
+
+def _unwrapped(name: str, parts: Collection[str]) -> tuple[str, str]:
+    """The part that PEFT wrapped, empty without one, and the name within it."""
+    part = _part_of(name)
+    return (part, name.removeprefix(f"{part}{PREFIX}")) if part is not None and part in parts else ("", name)
+
+
+def plain_name(name: str, parts: Collection[str] = ("",)) -> str:
     """The name of a tensor without what PEFT adds in memory: its prefix, ``base_layer``, and the name of an adapter.
+
+    ``parts`` are those of `wrapped_parts`.
 
     >>> plain_name("base_model.model.h.0.q.base_layer.weight"), plain_name("base_model.model.h.0.q.lora_A.default.weight")
     ('h.0.q.weight', 'h.0.q.lora_A.weight')
     >>> plain_name("base_model.model.head.modules_to_save.default.weight"), plain_name("base_model.model.head.original_module.weight")
     ('head.weight', 'head.original_module.weight')
     """
-    short = _without_base(name.removeprefix(PREFIX))
+    short = _without_base("".join(_unwrapped(name, parts)))
     if (saved := SAVED.fullmatch(short)) is not None:
         return f"{saved['module']}.{saved['rest']}"
     match = ADAPTED.fullmatch(short)
@@ -128,9 +177,18 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     if (other := other_adapters(component)) is not None:
         raise Unsupported(other.text, tensor=other.names[0], expected="LoRA or DoRA of PEFT", hint=other.cure)
     stripped = stripped_names(component)
-    names = {old: new.removeprefix(PREFIX) for old, new in stripped.items()}
+    wrapped_in = wrapped_parts(stripped.values())
+    inner = {old: _unwrapped(new, wrapped_in) for old, new in stripped.items()}
+    names = {old: "".join(both) for old, both in inner.items()}
+    parts = tuple(sorted({part for old, (part, _) in inner.items() if has_adapters({stripped[old]: None})})) or ("",)
+
+    def named(old: str, name: str) -> str:
+        """A name as the files of PEFT have it, of the one part or of several."""
+        part = inner[old][0]
+        return f"{part if len(parts) > 1 else ''}{PREFIX}{name.removeprefix(part)}"
+
     tensors: dict[str, Tensor] = {}
-    parts: dict[str, dict[str, Tensor]] = {}
+    factors_of: dict[str, dict[str, Tensor]] = {}
     saved: dict[str, Tensor] = {}
     exported: dict[str, Tensor] = {}
     adapters: set[str] = set()
@@ -146,21 +204,21 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
             continue
         if match is not None:
             part = "bias" if match["leaf"] == "bias" else match["part"]
-            parts.setdefault(match["module"], {})[part] = tensor
+            factors_of.setdefault(match["module"], {})[part] = tensor
             adapters.add(match["adapter"] or "")
             leaf = "" if match["part"] == "lora_magnitude_vector" or not match["leaf"] else f".{match['leaf']}"
-            exported[f"{PREFIX}{match['module']}.{match['part']}{leaf}"] = tensor
+            exported[named(old, f"{match['module']}.{match['part']}{leaf}")] = tensor
         elif whole is not None:
             adapters.add(whole["adapter"])
             saved[f"{whole['module']}.{whole['rest']}"] = tensor
-            exported[f"{PREFIX}{whole['module']}.{whole['rest']}"] = tensor
+            exported[named(old, f"{whole['module']}.{whole['rest']}")] = tensor
         elif original is None:
             plain = _without_base(name)
             if plain in tensors:
                 raise Inconsistent(f"two tensors are {printable(plain)} without PEFT's names", tensor=old)
             tensors[plain] = tensor
             if plain != name:
-                wrapped[plain] = f"{PREFIX}{name}"
+                wrapped[plain] = named(old, name)
     for old, name in names.items():
         original = ORIGINAL.fullmatch(name)
         if original is not None and name not in copies and f"{original['module']}.{original['rest']}" not in saved:
@@ -172,13 +230,13 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
         found = few(sorted(adapter or "(without a name)" for adapter in adapters))
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
         raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
-    made = tuple(_adapter(path, found) for path, found in parts.items())
-    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, adapter_in_names)
+    made = tuple(_adapter(path, found, parts[0] if len(parts) == 1 else "") for path, found in factors_of.items())
+    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, adapter_in_names, parts)
 
 
-def _adapter(path: str, parts: Mapping[str, Tensor]) -> Adapter:
+def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
     """The adapter of a module, with both factors."""
-    adapter = Adapter(_without_base(path), path, parts)
+    adapter = Adapter(_without_base(path), path, parts, part)
     wanted = {"lora_embedding_A", "lora_embedding_B"} if any("embedding" in part for part in parts) else {"lora_A", "lora_B"}
     lacking = sorted(wanted - set(parts))
     if lacking:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ckpt_cli.errors import Unsupported
-from ckpt_cli.hub.peft_names import first_state_of, has_adapters, plain_name
+from ckpt_cli.hub.peft_names import first_state_of, has_adapters, plain_name, wrapped_parts
 from ckpt_cli.loading.match import Matched
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Tensor
@@ -15,8 +15,9 @@ from ckpt_cli.tensors.tensor import Tensor
 def plain_names(live: Mapping[str, Tensor]) -> dict[str, str]:
     """The names of a model's tensors without what PEFT adds to them, with its own. Raises Unsupported for several adapters."""
     plain: dict[str, str] = {}
+    parts = wrapped_parts(live)
     for name in live:
-        if (short := plain_name(name)) in plain:
+        if (short := plain_name(name, parts)) in plain:
             text = f"the model has several adapters: {few([plain[short], name])} are one tensor in files of PEFT"
             raise Unsupported(text, tensor=name, hint="load before the others are added, or delete them (PeftModel.delete_adapter)")
         plain[short] = name
@@ -29,7 +30,8 @@ def plainly_named(tensors: Mapping[str, Tensor], live: Iterable[str]) -> dict[st
     ``live`` are the plain names of the model. One of a module that is trained as a whole has its first state too: in a checkpoint that
     knows nothing of adapters, both are one tensor.
     """
-    short = {name: plain_name(name) for name in tensors}
+    parts = wrapped_parts(tensors)
+    short = {name: plain_name(name, parts) for name in tensors}
     if len({*short.values()}) < len(short):
         return dict(tensors)
     plain = {new: tensors[old] for old, new in short.items()}

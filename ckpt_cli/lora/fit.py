@@ -137,12 +137,12 @@ def layout_doubt(state: PeftState, facts: AdapterFacts) -> str | None:
 
 
 def pattern_key(adapter: Adapter, name: str | None, facts: AdapterFacts) -> str:
-    """What patterns of the config are matched with: the module, or of a parameter that was targeted itself (``name``) its name."""
+    """What patterns of the config are matched with: the module that PEFT knows, or of a targeted parameter (``name``) its name."""
     targets = facts.config.get("target_parameters")
     for target in targets if isinstance(targets, list) else ():
         if name is not None and isinstance(target, str) and (name == target or name.endswith(f".{target}")):
             return name
-    return adapter.module
+    return adapter.inner
 
 
 def adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:

@@ -31,6 +31,7 @@ from ckpt_cli.lora.fit import (
     on_base,
     pattern_key,
 )
+from ckpt_cli.lora.parts import alpha_notes, is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.lora.untrained import untrained_notes
@@ -121,6 +122,8 @@ def with_adapters_fused(
     component = opened.component
     state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
+    weights = as_in_memory(base.tensors, opened.assets.config) if base is not None and lacks_base(state) else {}
+    state = placed(state, weights)
     check_variant(state, facts)
     if not state.adapters and state.wrapped:
         raise Inconsistent(
@@ -130,7 +133,7 @@ def with_adapters_fused(
             expected="tensors such as ...lora_A.weight beside ...base_layer.weight",
             hint="look for the files of all ranks, or for the adapter in a folder of its own; --lora keep writes the tensors as they are",
         )
-    notes, saved, held, biases = list(facts.notes), saved_names(state), state.tensors, trained_biases(state, facts)
+    notes, saved, held, biases = [*facts.notes, *alpha_notes(state, facts)], saved_names(state), state.tensors, trained_biases(state, facts)
     if "quantization_config" in opened.assets.config:
         hint = "pass --lora export, and fuse it with PEFT"
         raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
@@ -147,7 +150,6 @@ def with_adapters_fused(
                 path=component.root,
                 hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
             )
-        weights = as_in_memory(base.tensors, opened.assets.config)
         check_biases(state, weights, biases)
         state = without_copies(state, weights, opened.assets.config, biases, has_config=bool(facts.config))
         state, told = with_untrained_heads(state, weights, opened.assets.config, facts.config)
@@ -196,10 +198,13 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
 
     Raises what `parse_peft`, `adapter_facts` and `check_whole` raise, Undecidable without alpha.
     """
-    state = parse_peft(opened.component.tensors)
-    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
-    config = opened.assets.config
-    if facts.task_type is None:
+    config, stored = opened.assets.config, parse_peft(opened.component.tensors)
+    facts = adapter_facts(opened.homes, alpha, config.get("model_type"))
+    weights = as_in_memory(reference.tensors, config) if reference is not None and lacks_base(stored) else {}
+    stored = placed(stored, weights)
+    refuse_apart(stored, saved_names(stored))
+    state, of_part = within_part(stored), is_for_a_part(stored, config)
+    if facts.task_type is None and not of_part:
         kind = architecture(config) or ""
         facts = replace(facts, task_type=next((task for suffix, task in TASKS.items() if kind.endswith(suffix)), None))
     check_variant(state, facts)
@@ -213,9 +218,11 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
     content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
-    weights = state.tensors if not lacks_base(state) else as_in_memory(reference.tensors, config) if reference is not None else {}
-    whole = check_whole(state, facts, saved_names(state), config, weights, state.tensors)
-    notes = (*facts.notes, *whole, *_layout_notes(state, facts, exported=True), *untrained_notes(state.adapters))
+    whole = check_whole(
+        state, facts, saved_names(state), config, names_within(weights, stored.part) if lacks_base(state) else state.tensors, state.tensors
+    )
+    told = [*_layout_notes(state, facts, exported=True), *untrained_notes(state.adapters)]
+    notes = (*facts.notes, *([part_note(stored)] if of_part else []), *whole, *told)
     return Exported(_exported(state, trained_biases(state, facts)), content, info, notes)
 
 
@@ -233,7 +240,7 @@ def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = Fal
 
 def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
     """The scale of each module of a run's adapters."""
-    state = parse_peft(opened.component.tensors)
+    state = within_part(parse_peft(opened.component.tensors))
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
 

@@ -18,6 +18,7 @@ from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import adapted_name, is_of_experts
+from ckpt_cli.lora.parts import names_within, within_part
 from ckpt_cli.lora.targets import Targets, ends, is_end
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
@@ -50,6 +51,8 @@ def check_whole(
     Raises Inconsistent for one that certainly is, and for factors of modules that the config does not name.
     """
     notes = []
+    base, held = names_within(base, state.part), names_within(dict.fromkeys(held), state.part)
+    saved, state = names_within(dict.fromkeys(saved), state.part), within_part(state)
     _check_named(state, facts)
     for lacking in lacking_parts(state, facts, saved, config, base, held):
         if lacking.sure:

@@ -10,6 +10,7 @@ from ckpt_cli.hub.peft_names import parse_peft
 from ckpt_cli.lora.copies import with_ties
 from ckpt_cli.lora.fit import fits
 from ckpt_cli.lora.merge import Adapted, as_in_memory
+from ckpt_cli.lora.parts import placed
 from ckpt_cli.tensors.component import Component
 
 
@@ -17,6 +18,7 @@ def check_adapters_fit(opened: Adapted, base: Component, folder: Path) -> None:
     """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
     state = parse_peft(opened.component.tensors)
     tensors = with_ties(as_in_memory(base.tensors, opened.assets.config), opened.assets.config, state.adapters)
+    state = placed(state, tensors)
     fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
     if fitting < ENOUGH * len(state.adapters):
         raise Inconsistent(

@@ -22,6 +22,7 @@ from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import with_known_dtype
+from ckpt_cli.hub.dialects.rotary_order import order_notes
 from ckpt_cli.hub.megatron.config import check_config, config_from, padding_note
 from ckpt_cli.hub.megatron.convert import hub_tensors_of_megatron
 from ckpt_cli.hub.megatron.names import is_megatron
@@ -176,10 +177,10 @@ def select_tensors(
     for tensor in compared:
         if tensor.check_copies:
             notes += compare_copies(tensor, options.allow_unequal_replicas)
-    trainer = foreign_names(native)
-    if trainer is not None:
-        text = f"these are {trainer}'s own tensor names, which no Hugging Face class loads: rename them with --key-map"
-        notes.append(Note("warning", "foreign-names", text))
+    notes += _foreign_notes(native, config, kind)
+    if isinstance(kind, KnownClass) and rules:
+        of_class = kind
+        notes += order_notes(mapped, lambda new: new in native and of_class.count({new: native[new].shape}) > 0, config, kind.kind)
     final = {id(tensor): name for name, tensor in tensors.items()}
     ties, differing = find_ties(component.name, native, config, hub, kind, live)
     tied: dict[str, str] = {}
@@ -221,6 +222,16 @@ def _like_factors_notes(shapes: Mapping[str, Shape], config: Mapping[str, Any], 
         return []
     found = [name for name in like_factors(shapes) if not (isinstance(kind, KnownClass) and kind.count({name: shapes[name]}))]
     return [Note("warning", "unfused-adapters", like_factors_text(found))] if found else []
+
+
+def _foreign_notes(native: Mapping[str, Tensor], config: Mapping[str, Any], kind: KnownClass | str) -> list[Note]:
+    """A warning about names that only a trainer has; code of the model's own may have any."""
+    if "auto_map" in config or foreign_names(native) is None:
+        return []
+    placed = {name for name, tensor in native.items() if isinstance(kind, KnownClass) and kind.count({name: tensor.shape})}
+    trainer = foreign_names(native.keys() - placed)
+    text = f"these are {trainer}'s own tensor names, which no class of transformers has: rename them with --key-map"
+    return [Note("warning", "foreign-names", text)] if trainer is not None else []
 
 
 def _is_guess(stripped: Mapping[str, str]) -> bool:

@@ -18,6 +18,7 @@ from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names
+from ckpt_cli.lora.parts import within_part
 from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text
 from ckpt_cli.names import few
 from ckpt_cli.results.verify import Finding
@@ -31,7 +32,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
     try:
         facts = adapter_facts(homes, None)
         known = bool(facts.looked_in)
-        state = parse_peft(tensors)
+        state = within_part(parse_peft(tensors))
         check_variant(state, facts)
         found = [
             finding("damaged-adapter", left_out_text(setting, modules), tensor=modules[0], file=CONFIG)
@@ -110,7 +111,7 @@ def no_factors(folder: Path) -> list[Finding]:
 def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """The scale of each module by the files of a PEFT folder; empty if they do not say it."""
     try:
-        facts, state = adapter_facts((folder,), None), parse_peft(tensors)
+        facts, state = adapter_facts((folder,), None), within_part(parse_peft(tensors))
         return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
     except CkptError:
         return {}

@@ -44,6 +44,12 @@ INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema")
 COUNTERS = frozenset({"n_averaged", "num_updates", "updates", "steps", "step", "initted", "decay", "optimization_step"})
 """Numbers that an average keeps about itself."""
 
+COUNTER = "n_averaged"
+"""That of torch's ``AveragedModel``: how many updates the average had."""
+
+TELLING = (COUNTER, "initted")
+"""What is 0, or False, until an average begins; the second one is that of ema-pytorch."""
+
 NAMELESS = ("shadow_params", "ema_weights", "collected_params")
 LEARNED = ("weight", "bias")
 """How modules call what they learn; buffers and counters have names of all kinds."""
@@ -145,6 +151,11 @@ def _partners(shorts: list[str], others: list[str]) -> dict[str, str] | None:
     return None
 
 
+def telling(entries: Mapping[Any, Any]) -> dict[str, Any]:
+    """Those of the entries of an average that tell whether it has begun."""
+    return {name: entries[name] for name in TELLING if is_tensor(entries.get(name))}
+
+
 def is_averaged_model(entries: Mapping[Any, Any]) -> bool:
     """Whether this is the state dict of torch's ``AveragedModel``: a counter, and the model under ``module``."""
-    return "n_averaged" in entries and all(isinstance(key, str) and key.startswith("module.") for key in entries if key != "n_averaged")
+    return COUNTER in entries and all(isinstance(key, str) and key.startswith("module.") for key in entries if key != COUNTER)

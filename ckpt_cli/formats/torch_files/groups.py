@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpt_cli.errors import Unsupported
@@ -20,6 +20,7 @@ from ckpt_cli.formats.torch_files.averages import (
     is_averaged_model,
     named_tensors,
     split_average,
+    telling,
 )
 from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
@@ -40,7 +41,7 @@ class FileGroup:
     """A state dict of a file: ``entries`` by name; ``beside`` are the entries around it, which are not its weights.
 
     ``node`` is set instead of entries for something that is not a dict; ``why`` is a note for the user. ``known`` is all that
-    is in a state dict beside the model, for the notes of the group.
+    is in a state dict beside the model, for the notes of the group; ``counters`` are an average's own that tell whether it has begun.
     """
 
     name: str
@@ -50,6 +51,7 @@ class FileGroup:
     node: Any = None
     why: str | None = None
     known: Mapping[Any, Any] = field(default_factory=dict)
+    counters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -71,7 +73,7 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
     """The state dicts of a file, the main one first: that of ``component`` ("ema" for a file that is called so)."""
     entries, above = way.entries, way.above
     if component == "ema":
-        return [FileGroup(component, "", averaged_alone(entries), above)]
+        return [FileGroup(component, "", averaged_alone(entries), above, counters=telling(entries))]
     averages = dict(_averages(way))
     swapped = _swapped(way.levels[0], averages)
     if swapped is not None:
@@ -84,7 +86,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         taken = {component, *MEANT, *(group.name for group in groups)}
         own = key if NAME.fullmatch(key) and key not in taken else f"average_{len(groups)}"
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
-        groups.append(_group_beside(name, key, node, *named_tensors(node)))
+        inner, around = named_tensors(node)
+        groups.append(replace(_group_beside(name, key, node, inner, around), counters=telling({**around, **(inner or {})})))
     known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
     for key, node in _others(way, known):
         taken = {component, *MEANT, *(group.name for group in groups)}
@@ -94,7 +97,9 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
     if groups and not any(holds_storage(node) and not _is_no_model(key) for key, node in rest.items()):
         # The file holds nothing but averages.
         return groups
-    return [FileGroup(component, "", averaged_alone(rest) if is_averaged_model(rest) else rest, above), *groups]
+    if is_averaged_model(rest):
+        return [FileGroup(component, "", averaged_alone(rest), above, counters=telling(rest)), *groups]
+    return [FileGroup(component, "", rest, above), *groups]
 
 
 def _is_within(other: FileGroup, group: FileGroup) -> bool:
@@ -225,6 +230,7 @@ def _swapped(entries: Mapping[Any, Any], averages: Mapping[str, Any]) -> list[Fi
         return None
     beside = {name: node for name, node in entries.items() if name not in ("state_dict", key)}
     why = f"state_dict holds averaged weights ({who}); those that training continues with are in {key}: --type current"
-    model = FileGroup("model", "state_dict", average, beside, why=why)
+    counters = telling(as_dict(entries.get("averaging_state")) or {})
+    model = FileGroup("model", "state_dict", average, beside, why=why, counters=counters)
     current = averaged_alone(as_dict(entries[key]) or {})
-    return [model, FileGroup("ema", "state_dict", average, beside), FileGroup("current", key, current, beside)]
+    return [model, replace(model, name="ema", why=None), FileGroup("current", key, current, beside)]

@@ -26,16 +26,17 @@ MASK_DIMENSIONS = 4
 def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass | str) -> list[Note]:
     """Warnings about weights that are not floats, one for each dtype.
 
-    A weight is a tensor that the class knows, that other layers have as floats, or named like one. With a quantization_config, codes are
-    expected; complex numbers are never codes.
+    A weight is a tensor that the class knows, that other layers have as floats, or named like one; codes with scales beside them are some
+    whatever their library calls them. With a quantization_config, codes are expected; complex numbers are never codes.
     """
     quantised = "quantization_config" in config or "compression_config" in config
     found: dict[Dtype, list[str]] = {}
     others = any(tensor.dtype.kind != "float" for tensor in tensors.values())
     floats = {pattern_of(name)[0] for name, tensor in tensors.items() if others and tensor.dtype.kind == "float"}
+    codes = {name for name in undeclared_codes(tensors, config) if tensors[name].shape} if others and not quantised else set()
     for name, tensor in tensors.items():
-        dtype = tensor.dtype
-        if dtype.kind != "float" and (not quantised or dtype.kind == "complex") and _is_weight(name, tensor, kind, floats):
+        dtype, odd = tensor.dtype, name in codes or (tensor.dtype.kind != "float" and _is_weight(name, tensor, kind, floats))
+        if odd and (not quantised or dtype.kind == "complex"):
             found.setdefault(dtype, []).append(name)
     texts = [_text(dtype, names, tensors, config) for dtype, names in found.items()]
     return [Note("warning", "odd-dtype", text) for text in texts if text is not None]

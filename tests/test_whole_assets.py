@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.hub.assets import Assets, find_assets
 from ckpt_cli.hub.beside.lacking import lacking_notes
-from ckpt_cli.hub.beside.needs import FILE
+from ckpt_cli.hub.loaded_with.needs import FILE
 from ckpt_cli.verifying.beside import check_beside
 
 VOCABULARY = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3, "<unk>": 4, "<pad>": 5, "<s>": 6, "</s>": 7}
@@ -283,7 +283,7 @@ class TestAStepThatLostFiles:
 def test_the_shipped_table_is_that_of_the_installed_transformers() -> None:
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    from ckpt_cli.hub.beside.compile import loaded_with
+    from ckpt_cli.hub.loaded_with.compile import loaded_with
 
     shipped, made = json.loads(FILE.read_text()), loaded_with()
     if shipped["transformers"] != made["transformers"]:

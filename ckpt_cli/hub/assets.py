@@ -23,12 +23,12 @@ from ckpt_cli.hub.beside.families import choose, is_decided
 from ckpt_cli.hub.beside.listed import Listed, Seen, json_of, listed
 from ckpt_cli.hub.beside.names import AUXILIARY as AUXILIARY
 from ckpt_cli.hub.beside.names import CONFIG as CONFIG
-from ckpt_cli.hub.beside.read_by_class import files_read, lacking_files
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.beside.whole import lacking_processors, lacks_tokenizer, tokenizer_of
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.hub.loaded_with.read_by_class import files_read, lacking_files
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
 from ckpt_cli.tensors.component import Note

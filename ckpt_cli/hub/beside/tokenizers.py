@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.hub.beside.names import OF_VOCABULARY, TOKENIZER_CONFIG, VOCABULARIES
-from ckpt_cli.hub.beside.needs import table
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.loaded_with.needs import table
 
 ANY = "TokenizersBackend"
 """The class for whatever the `tokenizers` library reads."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
-from ckpt_cli.hub.beside.needs import TOKENIZER, needs_of
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR, content_of
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, tokenizer_files
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.loaded_with.needs import TOKENIZER, needs_of
 
 CALLED = {
     "image_processor": "an image processor",

@@ -16,8 +16,8 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in, is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.beside.needs import table
 from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.loaded_with.needs import table
 
 VOICES = "speaker_embeddings_path.json"
 """What names further files: those of the voices of Bark."""

@@ -1,6 +1,6 @@
 """transformers' own tables of what its classes read besides weights, as plain data. Imports torch.
 
-    python -m ckpt_cli.hub.beside.compile FILE    writes the table that is shipped as loaded_with.json
+    python -m ckpt_cli.hub.loaded_with.compile FILE    writes the table that is shipped as loaded_with.json
 
 ``types`` has the class of the tokenizer of each model type (null: any that the `tokenizers` library reads), ``distrusted`` the types whose
 own class counts more than what a folder names. ``tokenizers``: the files that a class needs, and whether a tokenizer.json does instead.
@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.hub.beside.compile_files import files_of_classes
 from ckpt_cli.hub.classes.compile import known_classes
+from ckpt_cli.hub.loaded_with.compile_files import files_of_classes
 
 TEXT = re.compile(r".*input_ids|task_inputs")
 """Arguments of a model that tokens are given to."""

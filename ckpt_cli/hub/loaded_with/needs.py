@@ -1,4 +1,4 @@
-"""What a model is loaded with besides its weights, as transformers has it: ``loaded_with.json``, made by `ckpt_cli.hub.beside.compile`."""
+"""What a model is loaded with besides its weights, as transformers has it: ``loaded_with.json``, made by `compile.py` beside this file."""
 
 from __future__ import annotations
 

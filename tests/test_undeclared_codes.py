@@ -15,73 +15,67 @@ from tests.tensors import Tensors, differences, load
 from tests.tiny import config, folder, unknown, weights
 
 
-def packed() -> Tensors:
-    """As bitsandbytes stores weights of 4 bits: bytes in a column, and what unpacks them below the name of the weight."""
+def quantised(codes_of: Callable[[str, torch.Tensor], Tensors]) -> Tensors:
+    """A model of which ``codes_of`` stores each projection, by the name of its weight without ``weight`` and its values."""
     held: Tensors = {}
     for name, tensor in weights().items():
-        if not name.endswith("_proj.weight"):
-            held[name] = tensor
-            continue
-        held[name] = torch.arange(tensor.numel() // 2).to(torch.uint8).reshape(-1, 1)
-        held[f"{name}.absmax"] = torch.arange(4, dtype=torch.uint8)
-        held[f"{name}.nested_absmax"] = torch.randn(2)
-        held[f"{name}.quant_map"] = torch.randn(16)
-        held[f"{name}.quant_state.bitsandbytes__nf4"] = torch.arange(40, dtype=torch.uint8)
+        held |= codes_of(name.removesuffix("weight"), tensor) if name.endswith("_proj.weight") else {name: tensor}
     return held
+
+
+def packed() -> Tensors:
+    """As bitsandbytes stores weights of 4 bits: bytes in a column, and what unpacks them below the name of the weight."""
+    return quantised(
+        lambda module, tensor: {
+            f"{module}weight": torch.arange(tensor.numel() // 2).to(torch.uint8).reshape(-1, 1),
+            f"{module}weight.absmax": torch.arange(4, dtype=torch.uint8),
+            f"{module}weight.nested_absmax": torch.randn(2),
+            f"{module}weight.quant_map": torch.randn(16),
+            f"{module}weight.quant_state.bitsandbytes__nf4": torch.arange(40, dtype=torch.uint8),
+        }
+    )
 
 
 def eight() -> Tensors:
     """As bitsandbytes stores weights of 8 bits."""
-    held: Tensors = {}
-    for name, tensor in weights().items():
-        is_codes = name.endswith("_proj.weight")
-        held[name] = tensor.mul(100).to(torch.int8) if is_codes else tensor
-        if is_codes:
-            held[name.replace("weight", "SCB")] = torch.randn(len(tensor))
-    return held
+    return quantised(lambda module, tensor: {f"{module}weight": tensor.mul(100).to(torch.int8), f"{module}SCB": torch.randn(len(tensor))})
 
 
 def packed_columns() -> Tensors:
     """As GPTQ stores weights: eight codes in an integer, scales and zeros in the same module."""
-    held: Tensors = {}
-    for name, tensor in weights().items():
-        if not name.endswith("_proj.weight"):
-            held[name] = tensor
-            continue
-        module = name.removesuffix("weight")
-        held[f"{module}qweight"] = torch.arange(tensor.numel() // 8, dtype=torch.int32).reshape(-1, len(tensor))
-        held[f"{module}qzeros"] = torch.arange(4, dtype=torch.int32).reshape(1, -1)
-        held[f"{module}scales"] = torch.randn(1, len(tensor)).half()
-        held[f"{module}g_idx"] = torch.zeros(tensor.shape[1], dtype=torch.int32)
-    return held
+    return quantised(
+        lambda module, tensor: {
+            f"{module}qweight": torch.arange(tensor.numel() // 8, dtype=torch.int32).reshape(-1, len(tensor)),
+            f"{module}qzeros": torch.arange(4, dtype=torch.int32).reshape(1, -1),
+            f"{module}scales": torch.randn(1, len(tensor)).half(),
+            f"{module}g_idx": torch.zeros(tensor.shape[1], dtype=torch.int32),
+        }
+    )
 
 
 def of_quanto() -> Tensors:
     """As optimum-quanto stores weights: codes and scales below the name of the weight, and scales of what goes in and out."""
-    held: Tensors = {}
-    for name, tensor in weights().items():
-        if not name.endswith("_proj.weight"):
-            held[name] = tensor
-            continue
-        module = name.removesuffix("weight")
-        held[f"{name}._data"] = tensor.mul(100).to(torch.int8)
-        held[f"{name}._scale"] = torch.randn(len(tensor), 1)
-        held |= {f"{module}{side}_scale": torch.ones(()) for side in ("input", "output")}
-    return held
+    return quantised(
+        lambda module, tensor: {
+            f"{module}weight._data": tensor.mul(100).to(torch.int8),
+            f"{module}weight._scale": torch.randn(len(tensor), 1),
+            f"{module}input_scale": torch.ones(()),
+            f"{module}output_scale": torch.ones(()),
+        }
+    )
 
 
 def of_hqq() -> Tensors:
     """As HQQ stores weights: packed bytes, scales and zeros, and numbers that say how they are packed."""
-    held: Tensors = {}
-    for name, tensor in weights().items():
-        if not name.endswith("_proj.weight"):
-            held[name] = tensor
-            continue
-        module = name.removesuffix("weight")
-        held[f"{module}W_q"] = torch.arange(tensor.numel() // 2).to(torch.uint8)
-        held |= {f"{module}{part}": torch.randn(4, 1).half() for part in ("scale", "zero")}
-        held |= {f"{module}nbits": torch.tensor(4), f"{module}shape": torch.tensor(tensor.shape)}
-    return held
+    return quantised(
+        lambda module, tensor: {
+            f"{module}W_q": torch.arange(tensor.numel() // 2).to(torch.uint8),
+            f"{module}scale": torch.randn(4, 1).half(),
+            f"{module}zero": torch.randn(4, 1).half(),
+            f"{module}nbits": torch.tensor(4),
+            f"{module}shape": torch.tensor(tensor.shape),
+        }
+    )
 
 
 KINDS = [packed, eight, packed_columns, of_quanto, of_hqq]

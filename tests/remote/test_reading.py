@@ -167,6 +167,19 @@ def test_memory_is_bounded_and_nothing_is_fetched_twice(
     assert (tmp_path / "there" / "model.safetensors").read_bytes() == (tmp_path / "here" / "model.safetensors").read_bytes()
 
 
+def test_what_was_read_is_not_fetched_ahead_again(saved: Path, little_memory: list[int], store: Proxy, bucket: Bucket) -> None:
+    """By a reader that is behind the others, when these have let go of it."""
+    address = bucket.fill(saved / "safetensors", "x")
+    with Files() as files:
+        opened = files.source(ckpt_cli_path(f"{address}/model.safetensors"))
+        ranges = [(start, start + (128 << 10)) for start in range(1 << 20, 7 << 20, 128 << 10)]
+        opened.expect(ranges, exactly=True)
+        for start, stop in ranges[24:] + ranges[:24]:
+            opened.read(start, stop - start)
+        time.sleep(0.3)
+        assert store.sent() <= 1.05 * (6 << 20)
+
+
 def test_many_requests_are_under_way(saved: Path, tmp_path: Path, little_memory: list[int], store: Proxy, bucket: Bucket) -> None:
     """Each takes a tenth of a second; one after the other they would take four."""
     address, lock, now, most = bucket.fill(saved / "torch", "torch"), threading.Lock(), [0], [0]

@@ -63,7 +63,7 @@ TORCH = (".pt", ".pth", ".bin", ".ckpt", "")
 class RemoteSource(FileSource):
     """A file in a store."""
 
-    __slots__ = ("_ahead", "_blocks", "_checks", "_entry", "_extents", "_key", "_listed", "_pool", "_starts", "_store")
+    __slots__ = ("_ahead", "_blocks", "_checks", "_entry", "_extents", "_key", "_listed", "_pool", "_read", "_starts", "_store")
     is_local = False
 
     def __init__(self, files: Files, pool: RemoteFiles, address: Address, store: Store, entry: Entry) -> None:
@@ -74,6 +74,7 @@ class RemoteSource(FileSource):
         self._blocks: dict[int, Block] = {}
         self._starts: list[int] = []
         self._extents = Extents.of(())
+        self._read: set[int] = set()
         self._checks: list[tuple[int, int, int, Callable[[bytes], None]]] = []
         self._ahead = (0, STEP)
 
@@ -97,6 +98,7 @@ class RemoteSource(FileSource):
             wanted = [(self._with_header(start), stop) for start, stop in ranges]
             self._pool.announced.add(self.path)
             self._extents = extents_of(wanted, self.size, self._pool.request_size(), exactly=exactly)
+            self._read = set()
             # Where nothing else is known to be in the way, the first ones can already come.
             for extent in self._extents.in_order[: self._pool.ahead()]:
                 self._begin_extent(extent)
@@ -152,6 +154,7 @@ class RemoteSource(FileSource):
                 with self._pool.lock:
                     block.needed -= len(part)
                     if block.needed <= 0:
+                        self._read.add(block.start)
                         self._pool.spent(block)
 
     def _block_at(self, offset: int) -> Block | None:
@@ -181,7 +184,8 @@ class RemoteSource(FileSource):
         return self._request(offset, min(offset + length, self.size), None)
 
     def _begin_extent(self, extent: Extent) -> None:
-        if self._block_at(extent.start) is None and self._pool.has_room(extent.stop - extent.start):
+        # A reader that is behind the others comes to ranges which these have read and let go of.
+        if extent.start not in self._read and self._block_at(extent.start) is None and self._pool.has_room(extent.stop - extent.start):
             self._request(extent.start, extent.stop, extent.needed)
 
     def _request(self, start: int, stop: int, needed: int | None) -> Block:

@@ -133,6 +133,30 @@ class TestProcessors:
         assert self.loaded("image_processor", tmp_path / "out") == 64
 
 
+class TestAChatTemplateInsideOfAProcessor:
+    """Processors take it before the file of the template."""
+
+    @pytest.mark.parametrize("own", [{"chat_template.jinja": "RUN"}, {"chat_template.json": '{"chat_template": "RUN"}'}, None], ids=str)
+    @pytest.mark.parametrize("same", [False, True])
+    def test_of_a_base_is_told_where_the_run_has_another(self, own: dict[str, str] | None, same: bool, tmp_path: Path) -> None:
+        files = tokenizer()
+        if own is None:
+            files["tokenizer_config.json"] = json.dumps({**json.loads(files["tokenizer_config.json"]), "chat_template": "RUN"})
+        run = weights(tmp_path / "run", config(), files, own or {})
+        inside = {"processor_config.json": json.dumps({"patch_size": 14, "chat_template": "RUN" if same else "BASE"})}
+        result = ckpt_cli.merge(run, tmp_path / "out", base=weights(tmp_path / "base", config(), inside))
+        utils = importlib.import_module("transformers.processing_utils")
+        taken = utils.ProcessorMixin.get_processor_dict(tmp_path / "out")[0]["chat_template"]
+        assert taken == ("RUN" if same else "BASE")
+        assert ("other-template" in notes(result)) == (not same)
+
+    def test_without_another_is_the_template(self, tmp_path: Path) -> None:
+        run = weights(tmp_path / "run", config(), tokenizer())
+        inside = {"processor_config.json": json.dumps({"patch_size": 14, "chat_template": "BASE"})}
+        result = ckpt_cli.merge(run, tmp_path / "out", base=weights(tmp_path / "base", config(), inside))
+        assert "other-template" not in notes(result)
+
+
 class TestATokenizerWithoutSettings:
     @pytest.mark.parametrize("where", ["base", "the run"])
     def test_gets_those_of_the_same_vocabulary(self, where: str, tmp_path: Path) -> None:

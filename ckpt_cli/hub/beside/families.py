@@ -7,7 +7,7 @@ chat templates, processors, code for generation. What belongs to no family is ta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
 from ckpt_cli.hub.beside.whole import tokenizer_of
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.contents.templates import templates_in
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -66,7 +67,9 @@ def choose(run: Sequence[Listed], base: Listed | None) -> Chosen:
         text = f"the tokenizer is that of {places[chosen].folder}: {few(list(map(str, left.values())), 3)}, which alone is no tokenizer,"
         notes.append(Note("warning", "tokenizer-elsewhere", f"{text} {'is' if len(left) == 1 else 'are'} not used"))
     processors, told = _processors(places)
-    files |= processors | _templates(places, files)
+    templates = _templates(places, files)
+    told += _other_template(processors, templates, files)
+    files |= processors | templates
     files |= next((found for place in places if (found := place.only(lambda name: name.startswith(OF_GENERATION)))), {})
     for place in places:
         files |= {name: path for name, path in place.files.items() if name not in files and _is_plain(name)}
@@ -203,6 +206,28 @@ def _templates(places: Sequence[Listed], tokenizer: Mapping[str, Path]) -> dict[
         if inside and said in place.files.values():
             return {}
     return {}
+
+
+def _other_template(processors: Mapping[str, Path], templates: Mapping[str, Path], tokenizer: Mapping[str, Path]) -> list[Note]:
+    """A chat template inside of the processor's file, which processors take before any other, where the run has one beside it."""
+    path = processors.get(PROCESSOR)
+    inside = list(templates_in(content_of(path))) if path is not None else []
+    others = [*templates.values(), *(tokenizer[name] for name in (TOKENIZER_CONFIG,) if name in tokenizer)]
+    others = [other for other in others if path is not None and other.parent != path.parent]
+    for other in others:
+        own = list(_templates_of(other))
+        if inside and own and not set(inside) & set(own):
+            text = f"{path} has a chat template inside, which processors use in place of that in {other}; the two differ"
+            return [Note("warning", "other-template", text)]
+    return []
+
+
+def _templates_of(path: Path) -> Iterator[str]:
+    if path.suffix == ".json":
+        yield from templates_in(content_of(path))
+        return
+    with contextlib.suppress(CkptError):
+        yield read_small(path).decode(errors="replace")
 
 
 def _processors(places: Sequence[Listed]) -> tuple[dict[str, Path], list[Note]]:

@@ -264,3 +264,15 @@ class TestTurnedNames:
     def test_what_tells(self, others: Any, mine: Any, apart: bool | None, names: set[str], unproved: tuple[str, ...]) -> None:
         found = turned_names(others, mine, self.RULES, apart)
         assert (set(found.names), found.unproved) == (names, unproved)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_model_folder_inside_holds_the_same_weights_either_way_round(tmp_path: Path, model: Any, weights: Tensors, changed: bool) -> None:
+    run = tmp_path / "run"
+    held = trained_further(weights) if changed else weights
+    saved(run / "huggingface", model, held, 4)
+    torch.save({name: value.clone() for name, value in weights.items()}, run / "model_world_size_1_rank_0.pt")
+    told = {note.code: note.text for note in ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes}
+    assert ("other-model" in told) == changed
+    assert ("holds the same weights" in told.get("other-weights", "")) == (not changed)
+    assert "other shapes" not in str(told)

@@ -27,6 +27,7 @@ from ckpt_cli.cli.words.scripts import OPTIONS
 from ckpt_cli.discover import open as opening
 from ckpt_cli.errors import CkptError
 from tests.cli import ROOT
+from tests.formats.test_deepspeed import changed
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
 COMMANDS = ("detect", "inspect", "merge", "average", "extract-state", "verify", "diff", "show")
@@ -347,6 +348,17 @@ CASES = (
         r"load it once in the training script and save with SHARDED_STATE_DICT",
     ),
     Case("a tensor that no file of an index lists", lambda p: merge(_foreign_tensor(p), p), r"files from two models may be mixed"),
+    Case(
+        "a partition that DeepSpeed offloaded",
+        lambda p: merge(_offloaded(p), p),
+        r"the weights were offloaded to NVMe \(offloaded_tensors/\), which is not read: load it with DeepSpeed, .* save_16bit_model",
+    ),
+    Case(
+        "values that only some ranks should have",
+        lambda p: ckpt_cli.extract_state(_unequal_states(p), p.out, optimizer=True),
+        r"files from two saves may be mixed, or each rank has its own part: .*",
+        lambda p: ckpt_cli.extract_state(_unequal_states(p), p.out),
+    ),
     Case("a renamed rank file", lambda p: merge(_renamed_rank(p), p), r"it may have been renamed or copied over another one.*"),
     # -- options
     Case("--lora without adapters", lambda p: merge(p.run(), p, lora="export"), r"leave out --lora", lambda p: merge(p.run(), p)),
@@ -653,6 +665,28 @@ def _without_resharder(place: Place) -> Path:
     metadata = pickle.loads((folder / "metadata.pkl").read_bytes())
     del metadata["metadata"]["model"]
     (folder / "metadata.pkl").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def _offloaded(place: Place) -> Path:
+    folder = place.tmp / "offloaded"
+    shutil.copytree(place.data / "deepspeed" / "z3-bf16-w2" / "run", folder)
+    for path in folder.glob("global_step3/*_optim_states.pt"):
+        with changed(path) as content:
+            content["optimizer_state_dict"]["fp32_flat_groups"] = [torch.empty(0)]
+    (folder / "global_step3" / "offloaded_tensors").mkdir()
+    return folder
+
+
+def _unequal_states(place: Place) -> Path:
+    folder = place.tmp / "states"
+    folder.mkdir(exist_ok=True)
+    for rank in range(2):
+        torch.save(W, folder / f"model_world_size_2_rank_{rank}.pt")
+        optimizer = {"state": {"w": {"exp_avg": torch.full((2, 3), 1.0 + rank)}}, "param_groups": [{"params": ["w"]}]}
+        torch.save(optimizer, folder / f"optim_world_size_2_rank_{rank}.pt")
+    torch.save({"scheduler": {"last_epoch": 3}}, folder / "extra_state_world_size_2_rank_0.pt")
+    torch.save({"scheduler": {"last_epoch": 3}}, folder / "extra_state_world_size_2_rank_1.pt")
     return folder
 
 

@@ -168,6 +168,25 @@ class TestWeightsThatPeftTies:
         (told,) = (n for n in ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base).outputs[0].notes if n.code == "lora-tied")
         assert (told.level, "a merged model has the sum in both" in told.text) == ("warning", True)
 
+    @pytest.mark.parametrize("changed", [1.0, 0.0])
+    @pytest.mark.parametrize("part", ["embed_tokens.lora_embedding_A", "lm_head.lora_B"])
+    def test_of_a_file_that_has_others_is_said_what_the_config_says(self, tmp_path: Path, part: str, changed: float) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, ["embed_tokens", "lm_head"], ensure_weight_tying=True)
+        tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+        save_file({name: t + changed * (part in name) for name, t in tensors.items()}, tmp_path / "adapter" / "adapter_model.safetensors")
+        (told,) = (n for n in ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base).outputs[0].notes if n.code == "lora-tied")
+        assert told.level == ("warning" if changed else "info")
+        assert ("ensure_weight_tying" in told.text) == bool(changed)
+        assert ("newer ones load one of them for both" in told.text) == bool(changed)
+
+    def test_with_scales_of_their_own_each_was_in_one_use(self, tmp_path: Path) -> None:
+        base = base_of(tmp_path / "base", tied=True)
+        self.trained(tmp_path / "adapter", base, ["embed_tokens", "lm_head"], ensure_weight_tying=True, alpha_pattern={"lm_head": 32})
+        (told,) = (n for n in ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base).outputs[0].notes if n.code == "lora-tied")
+        assert (told.level, "in training each was in one use of it alone" in told.text) == ("warning", True)
+        assert "ensure_weight_tying" not in told.text
+
     def test_with_magnitudes_are_refused(self, tmp_path: Path) -> None:
         base = base_of(tmp_path / "base", tied=True)
         self.trained(tmp_path / "adapter", base, ["embed_tokens"], ensure_weight_tying=True, use_dora=True)

@@ -146,3 +146,60 @@ class TestNumbersWithoutNames:
         in_one_file(step, WEIGHTS, {"state": dict(enumerate(slots)), "param_groups": [{"lr": 0.5, "params": [0, 1]}]})
         with pytest.raises(Undecidable):
             extracted(step)
+
+
+def with_placements(folder: Path, weights: Tensors, more: Callable[[int], Tensors]) -> None:
+    """Rank files of two ranks that hold halves of ``w`` and of its moment as DTensors, and ``more`` of it as each rank has it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    for rank in range(2):
+        dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        try:
+            mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+
+            def half(whole: torch.Tensor, mesh: Any = mesh, rank: int = rank) -> DTensor:
+                return DTensor.from_local(whole.chunk(2)[rank].clone(), mesh, [Shard(0)], run_check=False)
+
+            state = {"w": {"state1": half(torch.zeros(8, 4, dtype=torch.uint8)), **more(rank)}}
+            torch.save({"w": half(weights["w"])}, folder / f"model_world_size_2_rank_{rank}.pt")
+            groups = [{"lr": 0.5, "params": ["w"]}]
+            torch.save({"state": state, "param_groups": groups}, folder / f"optim_world_size_2_rank_{rank}.pt")
+        finally:
+            dist.destroy_process_group()
+
+
+class TestWhatEachRankHasOfItsOwn:
+    @pytest.mark.parametrize(
+        "slots",
+        [
+            lambda rank: {"absmax1": torch.full((4,), 1.0 + rank)},
+            lambda rank: {"absmax1": torch.full((2, 2), 1.0 + rank)},
+            lambda rank: {"state2": torch.full((4, 4), 1.0 + rank)},
+        ],
+        ids=["block scales", "block scales in rows", "a part without placements"],
+    )
+    def test_is_no_replica_of_another_save(self, step: Path, slots: Callable[[int], Tensors]) -> None:
+        with_placements(step, WEIGHTS, slots)
+        with pytest.raises(Inconsistent, match=r"has shape .*, the parameter \[8, 4\]") as caught:
+            extracted(step)
+        assert caught.value.tensor in ("state.w.absmax1", "state.w.state2")
+        assert "one rank's part" in str(caught.value.hint)
+        assert "two saves" not in str(caught.value.hint)
+
+    def test_what_has_the_whole_shape_may_be_of_another_save(self, step: Path) -> None:
+        with_placements(step, WEIGHTS, lambda rank: {"exp_avg": torch.full((8, 4), 1.0 + rank)})
+        with pytest.raises(Inconsistent, match="what should be replicas") as caught:
+            extracted(step)
+        assert "files from two saves may be mixed" in str(caught.value.hint)
+
+    def test_without_placements_anywhere_both_are_said(self, step: Path) -> None:
+        in_rank_files(step, WEIGHTS, optimizer_of({"exp_avg": torch.zeros(4, 4)}))
+        content = torch.load(step / "optim_world_size_2_rank_1.pt", weights_only=False)
+        content["state"]["w"]["exp_avg"] += 1
+        torch.save(content, step / "optim_world_size_2_rank_1.pt")
+        with pytest.raises(Inconsistent, match="what should be replicas") as caught:
+            extracted(step)
+        assert "each rank has its own part" in str(caught.value.hint)

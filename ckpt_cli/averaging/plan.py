@@ -26,6 +26,7 @@ from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.classes.claims import without_allowed
+from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
 from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import differences
@@ -173,7 +174,7 @@ def _job(
         Averaged(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
-    sources = _with_heads(sources)
+    sources, turned = _same_way_round(_with_heads(sources))
     newest = sources[-1].selection
 
     def drafted(tensors: dict[str, Tensor], uncommon: Iterable[str], **more: Any) -> Draft:
@@ -191,7 +192,7 @@ def _job(
     )
     # Those with weight zero are only compared.
     used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
-    notes += [note for source in sources for note in source.selection.notes]
+    notes += [*turned, *(note for source in sources for note in source.selection.notes)]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
     notes += _unrelated_notes(used, agreed) if method != "posthoc-ema" else []
@@ -274,6 +275,17 @@ def _with_heads(sources: tuple[Averaged, ...]) -> tuple[Averaged, ...]:
                 selection = selection.with_head(head, partner)
         result.append(replace(source, selection=selection))
     return tuple(result)
+
+
+def _same_way_round(sources: tuple[Averaged, ...]) -> tuple[tuple[Averaged, ...], list[Note]]:
+    """Every checkpoint with the layout of the newest one, where versions of transformers differ in it, and what is said of them."""
+    newest, result, notes = sources[-1], [], []
+    for source in sources[:-1]:
+        configs = newest.opened.assets.config, source.opened.assets.config
+        tensors, found = turned_alike(source.selection.tensors, newest.selection.tensors, *configs)
+        result.append(replace(source, selection=replace(source.selection, tensors=dict(tensors))))
+        notes += turned_notes(found, source.label)
+    return (*result, newest), notes
 
 
 def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent], method: Method, notes: list[Note]) -> None:

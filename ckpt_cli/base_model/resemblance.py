@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.classes.shapes.turned import turned_names
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.moved_names import moved_names
@@ -98,6 +99,7 @@ def resemblance(
     if "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base):
         # Of a quantised base only norms and biases are what they were.
         held, there = _vectors(held), _vectors(there)
+    there = _turned(there, held, own)
     common = [name for name in held if name in there]
     alike = [name for name in common if held[name] == there[name]]
     shapes = [Counter(shape for shape in side.values() if len(shape) > 1) for side in (held, there)]
@@ -109,6 +111,13 @@ def resemblance(
     ours = {name: shape for name, shape in held.items() if name not in there}
     moved = moved_names({name: shape for name, shape in there.items() if name not in held}, ours)
     return Resemblance(len(held), len(there), len(common), len(alike), renamed, comparable, doubt, len(moved))
+
+
+def _turned(there: dict[str, Shape], held: Mapping[str, Shape], config: Config) -> dict[str, Shape]:
+    """Shapes of a base the same way round as those that are ``held``, where versions of transformers have tensors otherwise."""
+    others = {name: shape for name, shape in there.items() if held.get(name, shape) != shape and sorted(held[name]) == sorted(shape)}
+    rules = rules_for(config) if others else None
+    return there | {name: held[name] for name in turned_names(others, held, rules).names}
 
 
 def _holds_adapters(tensors: Mapping[str, Tensor]) -> bool:

@@ -20,6 +20,7 @@ from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
+from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
@@ -88,6 +89,9 @@ def diff(
         tensors = [side.tensors for side in named]
         if not tensors[0].keys() & tensors[1].keys():
             raise DifferentTensors("the two have no tensor name in common", path=places[1].path, expected=f"tensors of {places[0].path}")
+        configs = [side.components[0].assets.config for side in sides]
+        before_turned, turned = turned_alike(tensors[0], tensors[1], configs[1], configs[0])
+        tensors = [before_turned, tensors[1]]
         comparison = compare_tensors(tensors[1], tensors[0], _called(sides[0]), jobs=chosen.jobs, progress=progress, sample=chosen.sample)
         files.check_unchanged()
     name = _called(sides[1])
@@ -96,7 +100,8 @@ def diff(
     if page is not None:
         publish_file(drift_page(comparison, name).encode(), page, "page")
     rescaled = _rescaled(sides)
-    opened = [NoteInfo.of(note) for note in (*passed, *sides[0].notes, *sides[1].notes, *_doubts(sides, tensors), *_scale_notes(rescaled))]
+    doubts = (*_doubts(sides, tensors), *turned_notes(turned, "the first"), *_scale_notes(rescaled))
+    opened = [NoteInfo.of(note) for note in (*passed, *sides[0].notes, *sides[1].notes, *doubts)]
     return DiffResult(
         before=_side(sides[0], tensors[0]),
         after=_side(sides[1], tensors[1]),

@@ -23,6 +23,7 @@ from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.classes.shapes.turned import turned_alike
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.dialects.rotary_order import ROTARY_ORDER, order_notes
 from ckpt_cli.hub.peft_names import has_adapters
@@ -272,6 +273,7 @@ def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptio
             errors.append(error)
             continue
         stored = plainly_named(named.tensors, targets) if plain else named.tensors
+        stored, _ = turned_alike(stored, targets, {}, named.part.opened.assets.config)
         found = matched(stored, named.tied, targets, naming, options.allow_missing)
         found = with_own_names(found, plain) if plain else found
         candidates.append((found, named))

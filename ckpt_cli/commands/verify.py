@@ -33,6 +33,7 @@ from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, optional_path, path_of, path_text, paths_of, progress_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
+from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_text
@@ -375,21 +376,22 @@ def _against_base(
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, which a base does not have", path=subject.path, hint=hint)
     _refuse_itself(subject, opened, "--base", "pass the model that training started from")
-    reference = merged_tensors(opened, files, options.lora_alpha)
+    its = opened.components[0].assets.config
+    reference, turned = turned_alike(merged_tensors(opened, files, options.lora_alpha), subject.tensors, config.config, its)
+    notes = (*opened.notes, *turned_notes(turned, "the base"))
     name = str(opened.found.path)
     try:
         comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
     except DamagedRecord as error:
-        return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], opened.notes
-    its = opened.components[0].assets.config
+        return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], notes
     settings = different_settings(config.config, its)
     said = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
     alike = resemblance(subject.tensors, reference, config.config, its)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:
-        return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], opened.notes
+        return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], notes
     if not alike.same_model:
-        return comparison, [finding("other-base", alike.why, file=name, **numbers)], opened.notes
+        return comparison, [finding("other-base", alike.why, file=name, **numbers)], notes
     said += unlike_findings(subject.tensors, reference, name)
     said += lacking_findings(subject.tensors, reference, config, its, subject.manifest, options.include, options.exclude)
-    return comparison, said, opened.notes
+    return comparison, said, notes

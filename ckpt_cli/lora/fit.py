@@ -35,6 +35,7 @@ class Fused:
     transposed: bool
     once: tuple[str, ...] = ()
     summed: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
 
 
 def fuse_adapters(state: PeftState, facts: AdapterFacts, *, wide: bool, allow_overflow: bool = False) -> Fused:
@@ -52,6 +53,7 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, wide: bool, allow_ov
     updates: dict[str, list[Update]] = {}
     once: list[str] = []
     summed: list[str] = []
+    differing: list[str] = []
     ranks: dict[str, int] = {}
     scales: dict[str, float] = {}
     transposed: set[bool] = set()
@@ -74,21 +76,27 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, wide: bool, allow_ov
             )
         if others:
             (once if again else summed).append(name)
+        if others and not any(_has_same_factors(update, other) for other in others):
+            differing.append(name)
         for other in () if again else shared[owners[name]]:
             tensors[other] = fused(update, other, dtype, kept)
         others.append(update)
         if adapter.bias is not None:
             _add_bias(adapter, tensors, update.scale, dtype if wide else None, kept)
     dora = any(adapter.magnitude is not None for adapter in state.adapters)
-    return Fused(tensors, ranks, scales, dora, transposed == {True}, tuple(once), tuple(summed))
+    return Fused(tensors, ranks, scales, dora, transposed == {True}, tuple(once), tuple(summed), tuple(differing))
 
 
 def _is_same(first: Update, second: Update) -> bool:
     """Whether two updates of one weight add the same: a head's factors are its embedding's, turned, where PEFT ties them."""
-    import numpy
-
     if first.magnitude is not None or second.magnitude is not None or first.scale != second.scale:
         return False
+    return _has_same_factors(first, second)
+
+
+def _has_same_factors(first: Update, second: Update) -> bool:
+    import numpy
+
     return all(numpy.array_equal(one(), other()) for one, other in ((first.left, second.left), (first.right, second.right)))
 
 

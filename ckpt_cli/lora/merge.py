@@ -21,6 +21,7 @@ from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.copies import with_ties, without_copies
 from ckpt_cli.lora.fit import (
+    Fused,
     adapted_name,
     adapter_rank,
     check_variant,
@@ -33,7 +34,7 @@ from ckpt_cli.lora.fit import (
 )
 from ckpt_cli.lora.parts import alpha_notes, is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
-from ckpt_cli.lora.settings import changed_base
+from ckpt_cli.lora.settings import TYING, changed_base
 from ckpt_cli.lora.untrained import untrained_notes
 from ckpt_cli.lora.whole import check_whole
 from ckpt_cli.names import few
@@ -164,10 +165,7 @@ def with_adapters_fused(
         text = f"{few(result.once)} and what it is tied to have the same factors, which are added once, as in training"
         notes.append(Note("info", "lora-tied", f"{text} (PEFT's merge_and_unload adds them twice)"))
     if result.summed:
-        text = (
-            f"the adapter of {few(result.summed)} changes a tensor that another adapter changes too: in training each was in one use of it"
-        )
-        notes.append(Note("warning", "lora-tied", f"{text} alone, and a merged model has the sum in both"))
+        notes.append(Note("warning", "lora-tied", _summed_text(result, ties=facts.config.get(TYING) is True)))
     notes += [*_layout_notes(state, facts), *untrained_notes(state.adapters)]
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
     return replace(component, tensors=result.tensors), info, tuple(notes)
@@ -191,6 +189,19 @@ def _tie_notes(state: PeftState, config: Config) -> list[Note]:
         f"the adapter of {(embeddings or heads)[0]} changes {other} too, which config.json ties to it: in training {other} had no adapter"
     )
     return [Note("warning", "lora-tied", text)]
+
+
+def _summed_text(fused: Fused, *, ties: bool) -> str:
+    """What is said of tied tensors with an adapter each; ``ties``: the config says that PEFT ties these as well."""
+    if not (ties and fused.differing):
+        text = (
+            f"the adapter of {few(fused.summed)} changes a tensor that another adapter changes too: in training each was in one use of it"
+        )
+        return f"{text} alone, and a merged model has the sum in both"
+    text = (
+        f"{CONFIG} says {TYING}, but the adapters of {few(fused.differing)} and of what it is tied to have other factors: older versions of"
+    )
+    return f"{text} PEFT trained each in one use of it alone, newer ones load one of them for both, and a merged model has the sum in both"
 
 
 def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, reference: Component | None = None) -> Exported:

@@ -11,6 +11,7 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
+from ckpt_cli.lora.settings import TYING
 from ckpt_cli.lora.targets import is_end
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -27,7 +28,7 @@ def with_untrained_heads(
     PEFT trains a copy of each module of ``modules_to_save``, and a head that was tied to the first one stays as it was, unless the
     ``settings``, those of adapter_config.json, tie the copies.
     """
-    if not ties_embeddings(config) or settings.get("ensure_weight_tying"):
+    if not ties_embeddings(config) or settings.get(TYING):
         return state, ()
     saved = [name for name in state.tensors if last_two(name) in EMBEDDINGS and name in base and _is_saved(name, state, settings)]
     if len(saved) != 1 or any(last_two(name) in HEADS for name in (*state.tensors, *base)):

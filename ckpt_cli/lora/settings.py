@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+TYING = "ensure_weight_tying"
+"""Whether PEFT ties the adapters, and trained copies, of tied modules; those of ``target_modules`` only in newer versions."""
+
 FOLLOWED = frozenset(
     {
         "alpha_pattern",
         "base_model_name_or_path",
         "bias",
-        "ensure_weight_tying",
+        TYING,
         "exclude_modules",
         "fan_in_fan_out",
         "init_lora_weights",

@@ -12,6 +12,7 @@ from typing import Any
 from ckpt_cli.hub.peft_names import PREFIX
 from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.expressions import Expression
+from ckpt_cli.lora.settings import TYING
 
 ALL_LINEAR, DUMMY = "all-linear", "dummy-target-modules"
 """What no name tells: every linear module, and a stand-in for modules that are told elsewhere."""
@@ -38,7 +39,7 @@ class Targets:
         self._layers = [layers] if type(layers) is int else layers
         patterns = config.get("layers_pattern")
         self._patterns = [patterns] if isinstance(patterns, str) and patterns else _names(patterns)
-        self._ties = config.get("ensure_weight_tying") is True
+        self._ties = config.get(TYING) is True
 
     @property
     def by_name(self) -> bool:

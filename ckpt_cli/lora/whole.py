@@ -19,6 +19,7 @@ from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.lora.fit import adapted_name, is_of_experts
 from ckpt_cli.lora.parts import names_within, within_part
+from ckpt_cli.lora.settings import TYING
 from ckpt_cli.lora.targets import Targets, ends, is_end
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
@@ -179,7 +180,7 @@ def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Ma
     owners, of_base = _owners(saved), _owners(base)
     heads = [entry for entry in OF_THE_TASK if _is_saved(entry, of_base)]
     some = any(_is_saved(entry, owners) for entry in entries if entry in OF_THE_TASK)
-    may_tie = not config or ties_embeddings(config) or facts.config.get("ensure_weight_tying") is True
+    may_tie = not config or ties_embeddings(config) or facts.config.get(TYING) is True
     tied = may_tie and any(_is_saved(entry, owners) for entry in MODULES)
     for entry in entries:
         if _is_saved(entry, owners) or (entry in MODULES and tied):

@@ -11,6 +11,7 @@ from ckpt_cli.drafting.steps import copies_compared, noted
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.bagel import PATCH_EMBEDDING, QK_NORMS
+from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.ties import tied_together
 from ckpt_cli.merging.options import MergeOptions
@@ -41,7 +42,9 @@ def matched_with_base(draft: Draft, setting: Setting[MergeOptions]) -> Draft:
     for head, embedding in _lacking_ties(selection, held, draft.assets.config, options).items():
         selection = selection.with_head(head, embedding)
         notes.append(Note("info", "tied-head", f"{head} is written as {embedding}, to which it is tied, as the base stores it"))
-    matched = match_base(selection.tensors, held, fill_missing=options.fill_missing_from_base, drop_extra=options.drop_extra)
+    mine, turned = turned_alike(selection.tensors, held, setting.base.config if setting.base is not None else {}, draft.assets.config)
+    notes += turned_notes(turned, "the run")
+    matched = match_base(mine, held, fill_missing=options.fill_missing_from_base, drop_extra=options.drop_extra)
     filled = tuple(name for name in matched.tensors if name not in selection.tensors)
     notes += [*copies_compared((matched.tensors[name] for name in filled), setting), *matched.notes]
     selection = replace(selection, tensors=matched.tensors, dropped={**selection.dropped, **matched.dropped})

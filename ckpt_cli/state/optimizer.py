@@ -13,6 +13,7 @@ Everything else is refused, with the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,7 @@ from ckpt_cli.formats.optimizer_state import Group, NamedState, Parameter, RankE
 from ckpt_cli.formats.rank_files.reader import check_rank_files
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.hub.assets import find_assets
-from ckpt_cli.names import few
+from ckpt_cli.names import few, stripped_names
 from ckpt_cli.state.fsdp1 import is_flat, of_flat
 from ckpt_cli.state.numbered import (
     assumed_names,
@@ -49,7 +50,7 @@ from ckpt_cli.state.numbered import (
     undecided,
 )
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
-from ckpt_cli.state.slot_shapes import Slots, slot_notes
+from ckpt_cli.state.slot_shapes import Slots, check_shapes, slot_notes
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
 
@@ -179,7 +180,16 @@ def _by_name(ranks: Sequence[RankEntries], listed: OptimizerFiles, options: Read
     slots: Slots = {}
     for key, tensor in assembled.tensors.items():
         parameter, _, slot = key.partition("\0")
-        slots[parameter, slot] = compared(replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None))
+        slots[parameter, slot] = replace(tensor, name=f"state.{parameter}.{slot}", alias_of=None)
+    for place, tensor in slots.items():
+        try:
+            compared(tensor)
+        except Inconsistent:
+            # What has not the shape of its parameter, as placements of other slots give it, is no replica.
+            whole = [other.shape for (parameter, _), other in slots.items() if parameter == place[0] and is_cut(other)]
+            named = stripped_names([place[0]])[place[0]]
+            check_shapes({place: tensor}, {named: max(whole, key=math.prod)} if whole else {}, ranks[0].path.parent)
+            raise
     return slots
 
 

@@ -39,7 +39,7 @@ def compared(tensor: Tensor) -> Tensor:
         raise Inconsistent(
             f"ranks {piece.rank} and {copy.rank} hold different values of what should be replicas",
             tensor=tensor.name,
-            hint="files from two saves may be mixed, or experts were cut by hand and have no names here",
+            hint="files from two saves may be mixed, or each rank has its own part: block scales of 8-bit codes, experts cut by hand",
         )
     return tensor
 

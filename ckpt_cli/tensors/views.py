@@ -60,6 +60,14 @@ def permuted(tensor: Tensor, order: Sequence[int]) -> Tensor:
     return _cut(tensor, turned(tensor.shape), pieces)
 
 
+def transposed(tensor: Tensor, first: int, second: int) -> Tensor:
+    """Two dimensions exchanged, as ``torch.transpose``."""
+    _check_axis(tensor, max(first, second))
+    order = list(range(len(tensor.shape)))
+    order[first], order[second] = second, first
+    return permuted(tensor, order)
+
+
 def sliced(tensor: Tensor, axis: int, start: int, stop: int, step: int = 1) -> Tensor:
     """Elements ``start``, ``start + step``, ... below ``stop`` of one dimension, as ``tensor[..., start:stop:step, ...]``."""
     _check_axis(tensor, axis)

@@ -31,6 +31,7 @@ from ckpt_cli.hub.classes.fit import (
     compared,
     doubled,
     known_class,
+    misread_text,
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
@@ -196,6 +197,8 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     for name, (wanted, stored) in fit.reshaped.items():
         code = "cut-tensor" if name in fit.cut else "wrong-shape"
         found.append(finding(code, f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
+    if fit.misread:
+        found.append(finding("misread-square", misread_text(fit, kind)))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
     mixed = [name for name in fit.extra if kind.knows(name)]
     found += [finding("mixed-names", "a name of the training among hub names, or the reverse", tensor=name) for name in mixed]

@@ -109,6 +109,12 @@ KINDS: dict[str, Kind] = {
     "wrong-shape": Kind(
         "error", "headers", "the shapes of tensors are not those that the config asks for", "restore config.json from the run"
     ),
+    "misread-square": Kind(
+        "warning",
+        "headers",
+        "older versions of transformers store these with two dimensions exchanged; newer ones see that by the shape, which is square here",
+        "load it with the version of transformers that saved it",
+    ),
     "extra-tensor": Kind("warning", "headers", "the model class has no place for this tensor: loaders ignore it"),
     "unlisted-tensor": Kind(
         "warning",

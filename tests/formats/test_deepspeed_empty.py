@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.errors import MissingShard
+from ckpt_cli.errors import CkptError, Inconsistent, MissingShard
 from tests.conftest import Copy
 from tests.formats.test_deepspeed import changed
 from tests.tensors import Tensors, differences, load
@@ -96,3 +96,34 @@ def test_a_slot_that_one_parameter_lacks_is_refused(copy: Copy, tmp_path: Path) 
     with pytest.raises(MissingShard) as caught:
         ckpt_cli.extract_state(folder / "run" / UNIVERSAL, tmp_path / "state", optimizer=True)
     assert (caught.value.tensor, Path(str(caught.value.expected)).name) == ("up.bias", "momentum_buffer.pt")
+
+
+class TestWhatIsOffloadedToNvme:
+    """Stage 3 leaves the partitions empty that are in swap files, which it copies into the folder of a step."""
+
+    def emptied(self, folder: Path, *, length: int = 0) -> Path:
+        for path in (folder / "run" / TAG).glob("*_optim_states.pt"):
+            with changed(path) as content:
+                state = content["optimizer_state_dict"]
+                key = "fp32_flat_groups" if "fp32_flat_groups" in state else "single_partition_of_fp32_groups"
+                state[key] = [group[:length].clone() for group in state[key]]
+        return folder / "run" / TAG
+
+    @pytest.mark.parametrize("swapped", [True, False])
+    @pytest.mark.parametrize("case", ["z3-bf16-w2", "z3-bf16-w2-offload", "z3-bf16-w4-subgroups"])
+    def test_is_said_to_be_there(self, copy: Copy, tmp_path: Path, case: str, swapped: bool) -> None:
+        folder = self.emptied(copy("deepspeed", case))
+        if swapped:
+            (folder / "offloaded_tensors" / "optimizer").mkdir(parents=True)
+        with pytest.raises(Inconsistent, match="has 0 elements") as caught:
+            ckpt_cli.merge(folder, tmp_path / "out")
+        assert "offloaded to NVMe" in str(caught.value.hint)
+        assert ("(offloaded_tensors/)" in str(caught.value.hint)) == swapped
+        assert "two saves" not in str(caught.value.hint)
+
+    @pytest.mark.parametrize(("case", "length"), [("z3-bf16-w2", 5), ("z1-bf16-w2", 0), ("z2-bf16-w2-roundrobin", 0)])
+    def test_of_other_lengths_and_stages_nothing_is(self, copy: Copy, tmp_path: Path, case: str, length: int) -> None:
+        folder = self.emptied(copy("deepspeed", case), length=length)
+        with pytest.raises(CkptError) as caught:
+            ckpt_cli.merge(folder, tmp_path / "out")
+        assert "NVMe" not in str(caught.value.hint)

@@ -18,6 +18,7 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.classes.shapes.turned import turned_alike
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.tied_names import tied_pair
@@ -144,6 +145,7 @@ def comparison_with_folder(folder: Path, held: Mapping[str, Tensor], config: Con
 
 def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Comparison:
     """Whether two models differ in names, shapes or sampled values, either of which may have been rounded."""
+    others, _ = turned_alike(others, mine, config, {})
     differing = list(_differences(mine, others, config))
     if differing:
         return Comparison(True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}")

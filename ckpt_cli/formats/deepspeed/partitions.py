@@ -18,10 +18,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import ranks_of
@@ -32,6 +34,8 @@ from ckpt_cli.tensors.plain_values import equal
 
 EXPERT_NAME = re.compile(r"(?P<before>.*\.deepspeed_experts\.)(?P<number>[0-9]{1,6})(?P<after>\..*)", re.ASCII)
 MIXED = "files from two saves may be mixed"
+SWAPPED = "offloaded_tensors"
+"""Where DeepSpeed puts copies of its swap files, in the folder of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +241,18 @@ def _check_lengths(states: OptimizerStates, index: int, allowed: set[int], total
             f"{FP32} of group {index} has {vector.numel} elements",
             path=states.path,
             expected=f"{' or '.join(map(str, sorted(allowed)))}, as the shapes in the model states say ({total} in all)",
-            hint=MIXED,
+            hint=_offloaded(states.path.parent) if states.stage == 3 and not vector.numel else MIXED,
         )
+
+
+def _offloaded(folder: Path) -> str:
+    """What is said of a group that stage 3 left empty, which it does with what it keeps in swap files."""
+    what = (
+        f"the weights were offloaded to NVMe ({SWAPPED}/),"
+        if is_folder(folder / SWAPPED)
+        else "the weights may have been offloaded to NVMe,"
+    )
+    return f"{what} which is not read: load it with DeepSpeed, and write them with save_16bit_model"
 
 
 def _slots(index: int, ranks: Sequence[OptimizerStates], lengths: Sequence[set[int]]) -> list[str]:

@@ -17,7 +17,7 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.computed.parametrized import computed_hint
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
-from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, needs, usual_but_absent
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, misread_text, needs, usual_but_absent
 from ckpt_cli.hub.config import Config
 from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -40,6 +40,7 @@ ADVICE = {
     "unbuildable-config": "loading fails in the same way: correct config.json",
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
     "doubled-prefix": "--key-map renames them",
+    "misread-square": "load it with the version of transformers that saved it",
     "no-tower": "--carry-from-base takes them from the base",
 }
 """What can be done about what is odd; what is carried needs a base with such tensors."""
@@ -132,6 +133,8 @@ def claim_for(
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
+    if fit.misread:
+        notes.append(Note("warning", "misread-square", f"{misread_text(fit, kind)}; {ADVICE['misread-square']}"))
     if fit.doubles:
         notes.append(Note("warning", "doubled-prefix", f"{doubled(fit, shapes)}; {ADVICE['doubled-prefix']}"))
     for name, owner in fit.stand_ins.items():

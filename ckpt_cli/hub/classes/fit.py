@@ -22,10 +22,11 @@ from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.classes.shapes.config_numbers import config_numbers
 from ckpt_cli.hub.classes.shapes.cut_tensors import Fitting, cut_tensors
 from ckpt_cli.hub.classes.shapes.other_cuts import other_cuts
+from ckpt_cli.hub.classes.shapes.turned import fitting_turned, misread
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.critics import repaired_class
-from ckpt_cli.name_patterns import pattern_of
+from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, printable
 
 FitNaming = Literal["hub", "native", "older"]
@@ -92,7 +93,8 @@ class Fit:
     ``reshaped`` maps to the shape of the class and the one there is; ``cut`` are those of them whose shapes no other config would
     explain, by the ``proofs`` that others give; ``stand_ins`` maps tensors to those that the class ties them to, where only the first is
     there, ``tied`` those that are stored although the class ties them to others; ``extra`` has no place in the class, ``surplus`` are
-    those of it that loaders join with others to a tensor of another shape. Of patterns, ``missing`` and ``optional`` are those that no
+    those of it that loaders join with others to a tensor of another shape; ``misread`` are square ones that loaders would have to turn, as
+    they do with others of their module, and do not. Of patterns, ``missing`` and ``optional`` are those that no
     tensor has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
@@ -118,6 +120,7 @@ class Fit:
     lacks: str = ""
     unknown: str = ""
     optional: Mapping[str, Shape] = field(default_factory=dict)
+    misread: tuple[str, ...] = ()
 
     @property
     def computing(self) -> dict[str, Shape]:
@@ -226,7 +229,8 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     missing = {name: shape for name, shape in shapes.items() if not {name, tied.get(name), owners.get(name)} & held.keys()}
     optional = _popped(missing, known.optional)
     reshaped = {name: (shape, held[name]) for name, shape in shapes.items() if name in held and held[name] != shape}
-    fine = other_cuts(reshaped, held, kind.rules)
+    turned = fitting_turned(reshaped, kind.rules)
+    fine = other_cuts(reshaped, held, kind.rules) | turned
     reshaped = {name: pair for name, pair in reshaped.items() if name not in fine}
     count = len(shapes) - len(missing) - len(optional) - len(reshaped) - len(stand_ins)
     # A loader that finds a tied tensor beside its owner takes its shape as seriously as that of any other.
@@ -250,6 +254,7 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
         extra,
         _surplus(kind, extra, shapes),
         optional=optional,
+        misread=misread(turned, held, kind.rules),
     )
 
 
@@ -331,6 +336,15 @@ def doubled(fit: Fit, names: Collection[str]) -> str:
     count = sum(name.startswith(fit.doubles) for name in names)
     which = "all names begin" if count == len(names) else f"{count} of {len(names)} names begin"
     return f"{which} with {fit.doubles} once too often: transformers corrects that, engines that take names literally do not"
+
+
+def misread_text(fit: Fit, kind: KnownClass) -> str:
+    """What is said of square tensors that loaders take the wrong way round."""
+    many = "it is" if len(fit.misread) == 1 else "they are"
+    text = (
+        f"{few(grouped(fit.misread), 3)} of {printable(kind.kind)}: {kind.origin} turns other tensors of the module, which are stored as "
+    )
+    return f"{text}older versions have them, and not these, since {many} square: it would compute with the wrong values"
 
 
 def claim(fit: Fit) -> str:

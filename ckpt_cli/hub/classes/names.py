@@ -20,7 +20,7 @@ from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
 from ckpt_cli.hub.classes.shapes.other_cuts import part_size
 from ckpt_cli.hub.config import Config
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.tensors.views import concatenated, interleaved, permuted, selected, sliced, stacked
+from ckpt_cli.tensors.views import concatenated, interleaved, selected, sliced, stacked, transposed
 
 TRIED = 8
 """How many of the tensors of two forms are tried for a hint."""
@@ -190,13 +190,10 @@ class _State:
         return name if renamed != name and self._rules.in_memory(name, renamed) else renamed
 
     def _apply(self, renaming: Renaming, name: str) -> tuple[str, str | None]:
-        prefix, inner = "", name
-        if renaming.scope is not None:
-            base, part = (f"{text}." if text else "" for text in renaming.scope)
-            found = next((start for start in (base + part, part) if name.startswith(start)), None)
-            if found is None:
-                return name, None
-            prefix, inner = found, name[len(found) :]
+        parts = renaming.inside(name)
+        if parts is None:
+            return name, None
+        prefix, inner = parts
         match = renaming.match.search(inner)
         if match is None:
             return name, None
@@ -288,10 +285,7 @@ def _transpose(
     if check_dims:
         # While saving, transformers compares with the parameter of the same name, which has this very shape.
         return {target: [tensor]}
-    order = list(range(len(tensor.shape)))
-    first, second = checked_axis(tensor, dim0), checked_axis(tensor, dim1)
-    order[first], order[second] = order[second], order[first]
-    return {target: [permuted(tensor, order)]}
+    return {target: [transposed(tensor, checked_axis(tensor, dim0), checked_axis(tensor, dim1))]}
 
 
 def _interleave(held: Held, _: Sequence[str], targets: Sequence[str], __: Config, dim: int, inverse: bool = False) -> Held:

@@ -40,6 +40,14 @@ class Renaming:
     kind: str = "first"
     offset: int = 0
 
+    def inside(self, name: str) -> tuple[str, str] | None:
+        """The prefixes of a name that limit it, and the rest, in which it looks for a match; None for a name without these prefixes."""
+        if self.scope is None:
+            return "", name
+        base, part = (f"{text}." if text else "" for text in self.scope)
+        found = next((start for start in (base + part, part) if name.startswith(start)), None)
+        return None if found is None else (found, name[len(found) :])
+
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
@@ -52,6 +60,13 @@ class Conversion:
     def splits_a_list(self) -> bool:
         """Whether files have many tensors of what is one in memory."""
         return any(operation["name"] == "SplitModulelist" for operation in self.operations)
+
+    @property
+    def turning(self) -> tuple[int, int] | None:
+        """The two dimensions that a loader exchanges where a tensor has another shape than in memory, and leaves alone where it has not."""
+        (operation, *more) = self.operations or ({},)
+        alone = not more and operation.get("name") == "Transpose" and operation.get("check_dims") is True
+        return (operation["dim0"], operation["dim1"]) if alone else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,11 @@ class HubRules:
     kept: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
     native: frozenset[str] = frozenset()
     hub: frozenset[str] = frozenset()
+
+    @property
+    def turning(self) -> tuple[tuple[Renaming, tuple[int, int]], ...]:
+        """The renamings of tensors that files may have either way round (see `Conversion.turning`), with their two dimensions."""
+        return tuple((rule.renaming, rule.turning) for rule in self.conversions if rule.turning is not None)
 
     def in_a_list(self, name: str) -> str | None:
         """The same name with the first number of its list, if loading makes one tensor of a list that this name of the hub is of."""

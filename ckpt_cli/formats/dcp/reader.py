@@ -36,6 +36,8 @@ from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState, TrainMode
 from ckpt_cli.formats.step_names import nearest_step
+from ckpt_cli.formats.torch_files.averages import TELLING
+from ckpt_cli.formats.torch_files.counters import begun_notes, trained_notes
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state, plural, printable
@@ -138,6 +140,8 @@ class Dcp(Format):
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = assembled(name, entry, reader)
         notes = notes_of_objects(group, reader, match.root)
+        notes += begun_notes({name: assembled(entry.name, entry, reader) for name, entry in group.counters.items() if name in TELLING})
+        notes += trained_notes(group.trained)
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import ckpt_cli
-from ckpt_cli.errors import Unsupported
+from ckpt_cli.errors import MissingTensors, Unsupported
 from tests.tensors import Tensors, differences, load
 from tests.tiny import classless, folder
 
@@ -200,6 +200,21 @@ WARNED = ("other-groups", "beside-weights", "average-or-part", "left-out")
 
 
 @pytest.mark.parametrize("save", FORMS)
+class TestWhatIsBesideAnAverage:
+    def test_is_no_state_of_the_training(self, tmp_path: Path, save: Callable[[Path, Tensors], Any]) -> None:
+        """Neither the model there, nor the average's own count of steps."""
+        for name, state in (("alone", ema_pytorch()), ("part", {f"ema.{name}": tensor for name, tensor in ema_pytorch().items()})):
+            run = folder(tmp_path / name / "global_step_100", None, classless())
+            save(run, state if name == "alone" else state | {f"net.{own}": tensor for own, tensor in model().state_dict().items()})
+            torch.save({"last_epoch": 100}, run / "scheduler.pt")
+            found = ckpt_cli.extract_state(run, tmp_path / f"{name}.out")
+            held = str(torch.load(tmp_path / f"{name}.out" / "extra_state_merged.pt", weights_only=False))
+            assert "online_model" not in held
+            assert "initted" not in held
+            assert "step-differs" not in {note.code for note in found.notes}
+
+
+@pytest.mark.parametrize("save", FORMS)
 class TestAnAveragedModelThatIsAPart:
     def test_has_its_counter_under_the_prefix(self, tmp_path: Path, save: Callable[[Path, Tensors], Any]) -> None:
         run = folder(tmp_path / "step-5", None, classless())
@@ -207,6 +222,34 @@ class TestAnAveragedModelThatIsAPart:
         done = ckpt_cli.merge(run, tmp_path / "out")
         assert differences(load(tmp_path / "out"), {f"net.{name}": tensor for name, tensor in model().state_dict().items()}) == []
         assert "n_averaged is 0" in codes(done)["average-not-begun"]
+
+
+class TestNamesWithoutDots:
+    """As LitEma keeps them, which is a module of its own too; in the model's state dict they were known before."""
+
+    @pytest.mark.parametrize("updates", [0, 3])
+    @pytest.mark.parametrize("start", ["", "net.", "_orig_mod."])
+    @pytest.mark.parametrize("kind", ["dcp", "file"])
+    def test_become_those_of_the_model(self, tmp_path: Path, kind: str, start: str, updates: int) -> None:
+        own = {f"{start}{name}": tensor for name, tensor in model().state_dict().items()}
+        average = {name.replace(".", ""): tensor for name, tensor in other().state_dict().items()}
+        state = {"decay": torch.tensor(0.9), "num_updates": torch.tensor(updates), **average}
+        run = folder(tmp_path / "run", None, classless())
+        if kind == "dcp":
+            dcp.save({"model": own, "model_ema": state}, checkpoint_id=run, no_dist=True)
+        else:
+            torch.save({"model": own, "model_ema": state}, run / "checkpoint.pt")
+        done = ckpt_cli.merge(run, tmp_path / "out", type="ema")
+        bare = start.replace("_orig_mod.", "")
+        assert differences(load(tmp_path / "out"), {f"{bare}{name}": tensor for name, tensor in other().state_dict().items()}) == []
+        assert ("average-not-begun" in codes(done)) is (updates == 0)
+
+    def test_of_another_model_are_refused(self, tmp_path: Path) -> None:
+        average = {"0weight": torch.ones(8, 4), "7bias": torch.ones(4)}
+        saved = {"model": dict(model().state_dict()), "model_ema": average}
+        torch.save(saved, folder(tmp_path / "run", None, classless()) / "checkpoint.pt")
+        with pytest.raises(MissingTensors):
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema")
 
 
 class TestWhatIsNoSuchState:

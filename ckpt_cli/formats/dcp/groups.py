@@ -16,7 +16,7 @@ from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
 from ckpt_cli.formats.torch_files.average_states import state_of
-from ckpt_cli.formats.torch_files.averages import AVERAGE, is_average_name, split_average
+from ckpt_cli.formats.torch_files.averages import AVERAGE, is_average_name, named_as, split_average
 from ckpt_cli.formats.torch_files.matrices import SLOTS
 from ckpt_cli.formats.trainers import TRAINERS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
@@ -135,7 +135,9 @@ def _with_averages(groups: list[Group]) -> list[Group]:
     The state of an average beside the model is that average: what is left out of it is said where it is read.
     """
     names, models, averages = {group.name for group in groups}, list[Group](), list[Group]()
-    for index, group in enumerate(groups):
+    main = {} if not groups or is_average_name(groups[0].name) else groups[0].tensors
+    for index, each in enumerate(groups):
+        group = replace(each, tensors=named_as(each.tensors, main)) if is_average_name(each.name) else each
         whole = is_average_name(group.name) or (index > 0 and state_of(group.tensors) is not None)
         split = None if whole else split_average(group.tensors)
         name = "ema" if index == 0 else f"{group.name}_ema"

@@ -42,8 +42,8 @@ AVERAGE = re.compile(
 INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema")
 """Keys of an average's own dict below which its tensors are."""
 
-TELLING = (COUNTER, BEGUN)
-"""What is 0, or False, until an average begins."""
+TELLING = (COUNTER, BEGUN, "num_updates")
+"""What is 0, or False, until an average begins; the last one is that of LitEma."""
 
 NAMELESS = ("shadow_params", "ema_weights", "collected_params")
 LEARNED = ("weight", "bias")
@@ -157,6 +157,16 @@ def _split_below(prefix: str, inside: Mapping[str, str], others: Mapping[str, st
         return Split(prefix, dict(entries), averaged, tuple(alone))
     taken = set(inside.values())
     return Split(prefix, {name: node for name, node in entries.items() if name not in taken}, averaged, counters=counters, trained=trained)
+
+
+def named_as(average: Mapping[Any, Any], model: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """An average under the names of the model beside it, where it leaves the dots out of them (LitEma); any other as it is."""
+    names = [name for name in average if name not in COUNTERS]
+    if not all(isinstance(name, str) and "." not in name for name in names) or not names:
+        return average
+    others = {short: name for name, short in _bare_names([name for name in model if isinstance(name, str)]).items()}
+    partners = _partners(names, list(others))
+    return average if partners is None else {others[partners[name]] if name in partners else name: node for name, node in average.items()}
 
 
 def _bare_names(names: list[str]) -> dict[str, str]:

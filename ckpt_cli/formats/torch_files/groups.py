@@ -18,6 +18,7 @@ from ckpt_cli.formats.torch_files.averages import (
     NAMELESS,
     averaged_alone,
     is_average,
+    named_as,
     named_tensors,
     split_average,
     telling,
@@ -92,7 +93,7 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         own = key if NAME.fullmatch(key) and key not in taken else f"average_{len(groups)}"
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         inner, around = named_tensors(node)
-        group = _group_beside(name, key, node, inner, around, by_name=True)
+        group = _group_beside(name, key, node, named_as(inner, entries) if inner is not None else None, around, by_name=True)
         groups.append(replace(group, counters={**telling(around), **group.counters}))
     known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
     for key, node in _others(way, known):
@@ -201,11 +202,16 @@ def _averages(way: Way) -> Iterator[tuple[str, Any]]:
                 found.setdefault(key, level[key])
         for holder in HOLDERS:
             for key, node in (as_dict(level.get(holder)) or {}).items():
-                inner = {key: node, **(as_dict(node) or {})}
-                for name, value in inner.items():
-                    if is_average(name, value) and as_dict(value) is not None:
+                inner = {name: value for name, value in (as_dict(node) or {}).items() if _is_named_average(name, value)}
+                # A callback may have the name of an average itself: what it keeps is the average.
+                for name, value in (inner or {key: node}).items():
+                    if _is_named_average(name, value):
                         found.setdefault(name, value)
     yield from found.items()
+
+
+def _is_named_average(key: object, node: Any) -> bool:
+    return is_average(key, node) and as_dict(node) is not None
 
 
 def _others(way: Way, known: Container[int]) -> Iterator[tuple[str, Any]]:

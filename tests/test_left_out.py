@@ -254,6 +254,13 @@ class TestAnAverageInTheFile:
 
 
 class TestOtherAverages:
+    @pytest.mark.parametrize("callback", ["EMA", "EMACallback", "ema_weights"])
+    def test_in_a_callback_are_listed_once(self, tmp_path: Path, callback: str) -> None:
+        torch.save({"state_dict": MODEL, "callbacks": {callback: {"ema": AVERAGE, "decay": 0.9}}}, tmp_path / "model.pt")
+        assert [component.name for component in ckpt_cli.detect(tmp_path / "model.pt").checkpoint.components] == ["model", "ema"]
+        ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "ema", type="ema")
+        assert differences(load(tmp_path / "ema"), AVERAGE) == []
+
     def test_are_mentioned(self, tmp_path: Path) -> None:
         torch.save({"model": MODEL, "ema": AVERAGE}, tmp_path / "model.pt")
         assert "model.pt also holds ema (--type ema)" in ckpt("merge", tmp_path / "model.pt", "-o", tmp_path / "out").out

@@ -191,6 +191,42 @@ class TestStepsOfTwoCounters:
             model(tmp_path / "run" / name, 1.0)
         ckpt_cli.average(tmp_path / "run", tmp_path / "out", steps=(1, 100))
 
+    @pytest.mark.parametrize("names", [("epoch_1", "step_100"), ("checkpoint_7", "global_step_50"), ("step_9", "epoch_2", "epoch_4")])
+    def test_have_no_distances(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        """A half-life took epoch 1 and step 100 for 99 steps apart; that the paths are in order can be told within a kind only."""
+        paths = [tmp_path / name for name in names]
+        for at, path in enumerate(paths):
+            model(path, float(at))
+        posthoc: dict[str, Any] = {"method": "posthoc-ema", "sigma_rel": 0.1, "source_sigma_rel": 0.05}
+        for options in ({"method": "ema", "half_life": 500}, posthoc):
+            with pytest.raises(UsageError, match="not of one kind, so they do not say how far they are apart") as caught:
+                ckpt_cli.average(paths, tmp_path / "out", **options)
+        assert all(name in str(caught.value) for name in names)
+        done = ckpt_cli.average(paths, tmp_path / "linear", method="linear")
+        assert [source.weight for source in done.outputs[0].sources] == list(range(1, len(names) + 1))
+        wsm = ckpt_cli.average(paths, tmp_path / "wsm", method="wsm")
+        assert [source.weight for source in wsm.outputs[0].sources] == pytest.approx([1 / len(names)] * len(names))
+
+    @pytest.mark.parametrize("method", ["linear", "wsm", "ema"])
+    def test_have_no_order_by_their_numbers(self, tmp_path: Path, method: Any) -> None:
+        for name in ("epoch_1", "step_100"):
+            model(tmp_path / "run" / name, 1.0)
+        decay = {"decay": 0.5} if method == "ema" else {}
+        with pytest.raises(UsageError, match="do not say which is older"):
+            ckpt_cli.average(tmp_path / "run", tmp_path / "out", steps=(1, 100), method=method, **decay)
+        paths = [tmp_path / "run" / name for name in ("step_100", "epoch_1", "epoch_0")]
+        model(paths[-1], 1.0)
+        with pytest.raises(UsageError, match="ordered from old to new"):
+            ckpt_cli.average(paths, tmp_path / "out", method=method, **decay)
+
+    @pytest.mark.parametrize(("half_life", "level"), [(2, "info"), (500, "warning"), (None, None)])
+    def test_epochs_alone_are_what_a_half_life_counts(self, tmp_path: Path, half_life: float | None, level: str | None) -> None:
+        paths = [tmp_path / name for name in ("epoch_1", "epoch_3")]
+        for path in paths:
+            model(path, 1.0)
+        done = ckpt_cli.average(paths, tmp_path / "out", method="ema", half_life=half_life, decay=None if half_life else 0.5)
+        assert [said for said, _ in told(done.outputs[0].notes, "half-life")] == ([level] if level else [])
+
     def test_steps_that_say_their_epoch_are_of_one(self, tmp_path: Path) -> None:
         for name in ("epoch_1_step_10", "step_20", "checkpoint-30"):
             model(tmp_path / "run" / name, 1.0)

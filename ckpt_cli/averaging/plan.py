@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.averaging.agreement import Agreed, agree
-from ckpt_cli.averaging.coefficients import ORDERED, formula
+from ckpt_cli.averaging.coefficients import formula
 from ckpt_cli.averaging.histories import history_notes
+from ckpt_cli.averaging.numbers import check_numbers, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
-from ckpt_cli.discover.found import ages
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
@@ -89,21 +89,11 @@ class AverageJob(Job):
 
 
 def formula_of(snapshots: Snapshots, method: Method, options: AverageOptions) -> Formula:
-    steps = snapshots.steps
-    found = [opened.found for opened in snapshots.opened]
-    order = list(map(ages(found), found))
-    if method in ORDERED and all(each.step is not None for each in found) and any(a >= b for a, b in itertools.pairwise(order)):
-        listed = ", ".join(each.path.name if snapshots.counted_anew else str(each.step) for each in found)
-        raise UsageError(
-            f"the method {method} needs checkpoints ordered from old to new, but these are steps {listed}", hint="pass them in order"
-        )
-    if snapshots.counted_anew and (method == "posthoc-ema" or (method == "ema" and options.half_life is not None)):
-        hint = "pass --decay in place of --half-life" if method == "ema" else None
-        raise UsageError("steps are counted anew in each epoch here, so their numbers do not say how far they are apart", hint=hint)
+    check_numbers(snapshots, method, options)
     return formula(
         method,
         len(snapshots.opened),
-        steps,
+        snapshots.steps,
         weights=_weights_in_order(options, snapshots),
         normalize=options.normalize,
         decay=options.decay,
@@ -196,7 +186,7 @@ def _job(
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
     notes += _unrelated_notes(used, agreed) if method != "posthoc-ema" else []
-    notes += history_notes(paths, labels)
+    notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
     draft = replace(
         drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
         notes=tuple(notes),

@@ -17,7 +17,7 @@ from ckpt_cli.discover.steps import newest_notes, no_step, told_by_trackers
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
-from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.step_names import counts_other, step_of
 from ckpt_cli.names import few, plural
 from ckpt_cli.results.checkpoint import StepInfo
 from ckpt_cli.tensors.component import Note
@@ -79,9 +79,17 @@ class Snapshots:
         return are_counted_anew([opened.found for opened in self.opened])
 
     @property
+    def by_counter(self) -> dict[str, list[Found]]:
+        """Them by what their numbers count; those without a number count nothing."""
+        counted: dict[str, list[Found]] = {}
+        for found in (opened.found for opened in self.opened if opened.found.step is not None):
+            counted.setdefault(counts_other(found.path) or "steps", []).append(found)
+        return counted
+
+    @property
     def steps(self) -> list[int] | None:
-        """Their steps; None if some are unknown, or counted anew in each epoch, so that differences of them say nothing."""
-        if self.counted_anew:
+        """Their steps; None if some are unknown, of two kinds, or counted anew in each epoch: differences of them say nothing then."""
+        if self.counted_anew or len(self.by_counter) > 1:
             return None
         known = [opened.found.step for opened in self.opened]
         return [step for step in known if step is not None] if None not in known else None

@@ -43,7 +43,7 @@ from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
 from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing
-from ckpt_cli.formats.torch_files.counters import without_counter
+from ckpt_cli.formats.torch_files.counters import averaged
 from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.paths import absolute
@@ -111,7 +111,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     files.expect(match.files, "rank files" if match.ranks else "files")
     try:
         with Uncollected(), files.noting() as opened:
-            component = without_counter(format_of(match).describe(match, files, options))
+            component = averaged(format_of(match).describe(match, files, options))
             if alone is not None and (error := share_error(component.tensors, alone, files)) is not None:
                 raise error
     except InputError as trouble:

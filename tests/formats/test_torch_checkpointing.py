@@ -222,6 +222,22 @@ def test_an_item_that_the_metadata_do_not_list_is_doubted(case: str, step: Calla
     assert "unlisted-item" not in {note.code for note in done.checkpoint.notes}
 
 
+@pytest.mark.parametrize("form", ["pt", "safetensors"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_item_that_is_the_state_of_an_average(step: Callable[[str], Path], tmp_path: Path, form: str, begun: bool) -> None:
+    """As ema-pytorch gives it: the average is written, not the model of the training beside it."""
+    folder = step("one-1")
+    ckpt_cli.merge(folder, tmp_path / "model")
+    own = load(tmp_path / "model")
+    average = {name: tensor + 1 for name, tensor in own.items()}
+    pair = {f"{key}.{name}": tensor for key, held in (("online_model", own), ("ema_model", average)) for name, tensor in held.items()}
+    state = {"initted": torch.tensor(begun), "step": torch.tensor(3), **pair}
+    torch.save(state, folder / "ema_0.pt") if form == "pt" else save_file(state, folder / "ema_0.safetensors")
+    done = ckpt_cli.merge(folder, tmp_path / "out", type="ema")
+    assert differences(load(tmp_path / "out"), average) == []
+    assert ("average-not-begun" in {note.code for note in done.checkpoint.notes}) is not begun
+
+
 @pytest.mark.parametrize("case", WITH_EMA)
 def test_items_that_the_metadata_list_are_not(case: str, step: Callable[[str], Path], tmp_path: Path) -> None:
     done = ckpt_cli.merge(step(case), tmp_path / "out", type="all")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
 from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
-from ckpt_cli.formats.torch_files.averages import AVERAGE, split_average
+from ckpt_cli.formats.torch_files.average_states import state_of
+from ckpt_cli.formats.torch_files.averages import AVERAGE, is_average_name, named_as, split_average
 from ckpt_cli.formats.torch_files.matrices import SLOTS
 from ckpt_cli.formats.trainers import TRAINERS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
@@ -61,7 +62,7 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 class Group:
     """Tensors of one group, by their names without its prefix; objects among them, by their whole names.
 
-    ``key`` is their place in the folder.
+    ``key`` is their place in the folder; ``counters`` are numbers that an average keeps about itself, ``trained`` the model beside it.
     """
 
     name: str
@@ -69,6 +70,8 @@ class Group:
     tensors: Mapping[str, CatalogTensor]
     objects: Mapping[str, CatalogObject]
     key: str = ""
+    counters: Mapping[str, CatalogTensor] = field(default_factory=dict)
+    trained: Mapping[str, CatalogTensor] = field(default_factory=dict)
 
     @property
     def holds_weights(self) -> bool:
@@ -123,18 +126,27 @@ def groups_of(catalog: Catalog) -> list[Group]:
         first = (not found or found[0].writer == "") and not _is_loose(flat, named)
         group = _group(catalog, "model" if first and "model" not in names else "flat", FLAT, flat, ())
         found = [group, *found] if first else [*found, group]
-    return _with_average(found)
+    return _with_averages(found)
 
 
-def _with_average(groups: list[Group]) -> list[Group]:
-    """The groups with an average among the tensors of the model, under a prefix, as a group of its own."""
-    split = split_average(groups[0].tensors) if groups else None
-    if split is None:
-        return groups
-    model, average = groups[0], replace(groups[0], name="ema", tensors=split.average, objects={})
-    if any(group.name == average.name for group in groups):
-        return groups
-    return [replace(model, tensors=split.model), *groups[1:], average]
+def _with_averages(groups: list[Group]) -> list[Group]:
+    """The groups, with each average among the tensors of a model, under a prefix, as a group of its own after them.
+
+    The state of an average beside the model is that average: what is left out of it is said where it is read.
+    """
+    names, models, averages = {group.name for group in groups}, list[Group](), list[Group]()
+    main = {} if not groups or is_average_name(groups[0].name) else groups[0].tensors
+    for index, each in enumerate(groups):
+        group = replace(each, tensors=named_as(each.tensors, main)) if is_average_name(each.name) else each
+        whole = is_average_name(group.name) or (index > 0 and state_of(group.tensors) is not None)
+        split = None if whole else split_average(group.tensors)
+        name = "ema" if index == 0 else f"{group.name}_ema"
+        if split is None or name in names:
+            models.append(group)
+            continue
+        models.append(replace(group, tensors=split.model))
+        averages.append(replace(group, name=name, tensors=split.average, objects={}, counters=split.counters, trained=split.trained))
+    return [*models, *averages]
 
 
 def _joined(groups: Sequence[Group], found: Sequence[Group]) -> list[Group]:
@@ -282,6 +294,8 @@ def _group(
 
 def may_be_the_model(group: Group, main: Group) -> bool:
     """Whether a group beside the chosen model could also be the model: nothing in its name says otherwise."""
+    if is_average_name(group.name) and group.key == main.key:
+        return False  # It was among the tensors of the model.
     if main.writer in ("", FLAT):
         return True
     telling = [part for part in group.key.split(".") if not CONTAINER.fullmatch(part)]

@@ -41,6 +41,17 @@ def assembled(name: str, entry: CatalogTensor, reader: ItemReader) -> Tensor:
     return tile(name, entry.dtype, PlacedTensor(entry.shape, parts, kind, layout, check_copies=replicated), 0, ())
 
 
+def _last_entries(catalog: Catalog) -> dict[str, Stored]:
+    """The entry of each data file that ends last."""
+    last: dict[str, Stored] = {}
+    places = [stored for entry in catalog.tensors.values() for listed in entry.chunks.values() for stored in listed]
+    for stored in (*places, *(thing.stored for thing in catalog.objects.values() if thing.stored is not None)):
+        known = last.setdefault(stored.file, stored)
+        if known.offset + known.length < stored.offset + stored.length:
+            last[stored.file] = stored
+    return last
+
+
 class ItemReader:
     """Finds tensors in items; the safetensors blob of a file is parsed once."""
 
@@ -68,15 +79,15 @@ class ItemReader:
 
     def check_ends(self, catalog: Catalog, used: Iterable[str]) -> None:
         """Raise CorruptFile if a data file ends before the last entry in it, whatever that entry is."""
-        last: dict[str, Stored] = {}
-        places = [stored for entry in catalog.tensors.values() for listed in entry.chunks.values() for stored in listed]
-        for stored in (*places, *(thing.stored for thing in catalog.objects.values() if thing.stored is not None)):
-            known = last.setdefault(stored.file, stored)
-            if known.offset + known.length < stored.offset + stored.length:
-                last[stored.file] = stored
+        last = _last_entries(catalog)
         for file in used:
             with reading(self.path(file)):
                 self._checked(last[file])
+
+    def cut_files(self, catalog: Catalog, used: Iterable[str]) -> list[str]:
+        """Those of some data files that end before the last entry in them."""
+        last = _last_entries(catalog)
+        return [file for file in used if self._files.source(self.path(file)).size < last[file].offset + last[file].length]
 
     def expect(self, tensors: Iterable[CatalogTensor]) -> None:
         """Have the ends of all items of some tensors fetched ahead, if they lie in a store: that is where it says what is in them."""

@@ -36,6 +36,8 @@ from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState, TrainMode
 from ckpt_cli.formats.step_names import nearest_step
+from ckpt_cli.formats.torch_files.averages import TELLING
+from ckpt_cli.formats.torch_files.counters import begun_notes, trained_notes
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state, plural, printable
@@ -138,6 +140,8 @@ class Dcp(Format):
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = assembled(name, entry, reader)
         notes = notes_of_objects(group, reader, match.root)
+        notes += begun_notes({name: assembled(entry.name, entry, reader) for name, entry in group.counters.items() if name in TELLING})
+        notes += trained_notes(group.trained)
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
@@ -232,12 +236,23 @@ def notes_of_objects(group: Group, reader: ItemReader, root: Path) -> list[Note]
 def notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], reader: ItemReader, files: Files) -> list[Note]:
     """Signs that metadata and data are from different saves: items of weights do not record their step, and sizes may fit by chance.
 
-    The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. The lengths of these tell nothing:
-    torch itself writes items that the metadata does not speak of (an object of another rank).
+    The metadata of torch >= 2.3 has the folder that was saved to, and it is written with the files. That these are longer tells nothing:
+    torch itself writes items that the metadata does not speak of (an object of another rank). One that is shorter was not written to its
+    end, and a save into the folder of an earlier one leaves the metadata of that until all files are there.
     """
+    cut = reader.cut_files(catalog, used)
     sources = [files.source(reader.path(file)) for file in used]
     metadata = [files.source(path) for path in metadata_files((match.root, *match.more_roots), files)]
-    return [*origin_notes(catalog, match.root), *step_notes(catalog, reader), *age_notes([*sources, *metadata])]
+    return [*cut_notes(cut), *origin_notes(catalog, match.root), *step_notes(catalog, reader), *age_notes([*sources, *metadata])]
+
+
+def cut_notes(cut: Sequence[str]) -> list[Note]:
+    """A warning about data files whose end, which holds no weights, is missing."""
+    if not cut:
+        return []
+    ends = "ends" if len(cut) == 1 else "end"
+    text = f"{few(cut)} {ends} before the last entry that {METADATA} has there, which is none of these weights"
+    return [Note("warning", "file-cut", f"{text}: if a later save into this folder was interrupted, the result mixes two saves")]
 
 
 def origin_notes(catalog: Catalog, root: Path) -> list[Note]:

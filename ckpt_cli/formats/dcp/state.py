@@ -33,7 +33,7 @@ def read_dcp_state(roots: Sequence[Path], files: Files) -> dict[str, Any]:
     catalog = read_catalog(roots, files)
     reader = ItemReader(roots, files)
     groups = [group for index, group in enumerate(groups_of(catalog)) if index == 0 or _is_model(group)]
-    weights = {entry.name for group in groups for entry in group.tensors.values()}
+    weights = {entry.name for group in groups for held in (group.tensors, group.trained, group.counters) for entry in held.values()}
     among = {key for group in groups for key in group.objects}
     state: dict[Any, Any] = {}
     for key, entry in catalog.tensors.items():

@@ -22,6 +22,7 @@ from ckpt_cli.formats.deepspeed.weights import check_agreement, slot_tensors, st
 from ckpt_cli.formats.optimizer_state import Group, NamedState
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, file_groups, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.torch_files.way_down import Way
@@ -77,12 +78,14 @@ def client_component(match: Match, save: Save, options: ReadOptions) -> Componen
         if group is None:
             continue
         with reading(held.path):
-            tensors, leaves = read_state(chosen_group([group], None).entries, LocalReader(held.file, len(states)), held.path)
+            reader = LocalReader(held.file, len(states))
+            tensors, leaves = read_state(chosen_group([group], None).entries, reader, held.path)
             empty = placeholders({name: local.shape for name, local in tensors.items()}) if save.is_stage_3 else []
             if empty:
                 text = f"{group.key} has empty placeholders in place of weights, and no other file holds them"
                 hint = "average the gathered parameters (deepspeed.zero.GatheredParameters) before saving"
                 raise Gap(text, tensor=empty[0], hint=hint)
+            notes += notes_of_counters(group.counters, reader, held.path)
         states.append(RankState(len(states), held.path, tensors))
         notes += notes_of_group(held.path.name, way, groups, group)
     assembled = assemble(states, len(states), (), options)

@@ -22,6 +22,7 @@ from ckpt_cli.formats.base import APART, MAX_RANKS, Format, Match, ReadOptions, 
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.recorded import recorded_rank
+from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import FileGroup, chosen_group, groups_of, notes_of_group
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.names import few, numbered, plural
@@ -189,6 +190,7 @@ def read_rank_file(rank: int, path: Path, files: Files, component: str, group: s
         held, leaves = read_state(chosen.entries, reader, path)
         beside = tuple(Leaf(str(key), describe(value)) for key, value in chosen.beside.items())
         notes = notes_of_group("the file of each rank", way, groups, chosen)
+        notes += notes_of_counters(chosen.counters, reader, path)
     state = RankState(rank, path, held, (*beside, *leaves), file.fingerprint, _recorded(file, path))
     return RankRead(state, notes, chosen.entries, groups)
 

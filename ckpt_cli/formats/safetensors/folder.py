@@ -26,6 +26,7 @@ from ckpt_cli.formats.safetensors.names import (
 )
 from ckpt_cli.formats.safetensors.scan import scan_set
 from ckpt_cli.formats.torch_files.averages import split_average
+from ckpt_cli.formats.torch_files.counters import begun_notes, trained_notes
 from ckpt_cli.formats.torch_files.reader import holds_torch_model
 from ckpt_cli.names import check_name, few, is_extra_state, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
@@ -96,9 +97,11 @@ class HubFolder(Format):
         notes: tuple[Note, ...] = ()
         if split is not None:
             average = {name: replace(tensor, name=name) for name, tensor in split.average.items()}
-            tensors = split.model if match.group is None else average
-            if match.group is None and not split.alone:
+            if match.group is not None:
+                notes = (*begun_notes(split.counters), *trained_notes(split.trained))
+            elif not split.alone:
                 notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),)
+            tensors = average if match.group is not None else {name: replace(tensor, name=name) for name, tensor in split.model.items()}
         paths = weights.files if weights.index is None else (weights.index, *weights.files)
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)

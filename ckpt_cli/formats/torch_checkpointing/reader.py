@@ -155,6 +155,7 @@ class TorchCheckpointing(Format):
         first_missing = match.root / item.files[missing[0]].path if missing else None
         if not there:
             raise MissingShard(f"no file of item {name} is there", path=match.root, expected=str(first_missing))
+        kind = "ema" if is_average_name(name) else MAIN
         states: list[RankState] = []
         plain: list[tuple[RankState, dict[str, Tensor]]] = []
         notes: list[list[Note]] = []
@@ -168,7 +169,7 @@ class TorchCheckpointing(Format):
                 states.append(state)
                 plain.append((state, stored))
             else:
-                read = read_rank_file(rank, path, files, MAIN, None, MAIN)
+                read = read_rank_file(rank, path, files, kind, None, kind)
                 # An item that was saved without a resharder is not listed.
                 said = check_described(read, files.parsed(path, TorchFile), described) if item.tensors else []
                 states.append(read.state)

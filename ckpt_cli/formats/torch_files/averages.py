@@ -21,15 +21,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.pickle_nodes import as_dict
+from ckpt_cli.formats.torch_files.average_states import AVERAGED, BEGUN, COUNTER, COUNTERS, AverageState, common_start, state_of
 from ckpt_cli.formats.torch_files.matrices import is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_state_key
-from ckpt_cli.names import stripped_names
+from ckpt_cli.names import DDP, stripped_names
 
 MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
@@ -41,14 +42,8 @@ AVERAGE = re.compile(
 INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema")
 """Keys of an average's own dict below which its tensors are."""
 
-COUNTERS = frozenset({"n_averaged", "num_updates", "updates", "steps", "step", "initted", "decay", "optimization_step"})
-"""Numbers that an average keeps about itself."""
-
-COUNTER = "n_averaged"
-"""That of torch's ``AveragedModel``: how many updates the average had."""
-
-TELLING = (COUNTER, "initted")
-"""What is 0, or False, until an average begins; the second one is that of ema-pytorch."""
+TELLING = (COUNTER, BEGUN, "num_updates")
+"""What is 0, or False, until an average begins; the last one is that of LitEma."""
 
 NAMELESS = ("shadow_params", "ema_weights", "collected_params")
 LEARNED = ("weight", "bias")
@@ -89,16 +84,16 @@ def named_tensors(node: Any) -> tuple[Mapping[Any, Any] | None, dict[Any, Any]]:
 
 
 def averaged_alone(entries: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The averaged tensors alone: without counters, and of ema-pytorch's pair of models the averaged one."""
-    held = {key: node for key, node in entries.items() if key not in COUNTERS}
-    pair = {key.removeprefix("ema_model."): node for key, node in held.items() if isinstance(key, str) and key.startswith("ema_model.")}
-    return pair if pair and any(isinstance(key, str) and key.startswith("online_model.") for key in held) else held
+    """The averaged tensors of a dict that is an average: without counters, and without the model of the training."""
+    state = state_of(entries)
+    return {key: node for key, node in entries.items() if key not in COUNTERS} if state is None else dict(state.average)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """An average in the state dict of a model, under a ``prefix``: the ``model``, and the ``average`` under the model's names.
 
+    ``counters`` are numbers of the average about itself, ``trained`` the model that its state has beside it: they are in neither.
     ``alone`` are tensors of the model without a partner, where nothing but names shows that it is an average: a class may have a module
     and its twin. The model then has all tensors.
     """
@@ -107,6 +102,8 @@ class Split:
     model: dict[Any, Any]
     average: dict[Any, Any]
     alone: tuple[str, ...] = ()
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    trained: Mapping[str, Any] = field(default_factory=dict)
 
 
 def split_average(entries: Mapping[Any, Any]) -> Split | None:
@@ -115,21 +112,61 @@ def split_average(entries: Mapping[Any, Any]) -> Split | None:
     Only if every tensor of the average has a partner in the model; LitEma leaves the dots out of its names, and buffers out of its tensors.
     """
     bare = _bare_names([name for name in entries if isinstance(name, str)])
-    firsts = dict.fromkeys(name.partition(".")[0] for name in bare.values() if "." in name)
-    averages = list(itertools.islice((first for first in firsts if AVERAGE.fullmatch(first)), MAX_STARTS))
-    for prefix in (f"{first}.{module}" for first in averages for module in ("", "module.")):
-        inside = {name: short.removeprefix(prefix) for name, short in bare.items() if short.startswith(prefix)}
-        averaged = {name: short for name, short in inside.items() if short not in COUNTERS}
-        others = {short: name for name, short in bare.items() if name not in inside}
-        partners = _partners(list(averaged.values()), list(others)) if averaged else None
-        if partners is not None:
-            average = {others[partners[short]]: entries[name] for name, short in averaged.items()}
-            paired = {*partners.values()}
-            alone = [name for short, name in others.items() if short not in paired and short.rpartition(".")[2] in LEARNED]
-            if alone and len(averaged) == len(inside):
-                return Split(prefix, dict(entries), average, tuple(alone))
-            return Split(prefix, {name: node for name, node in entries.items() if name not in inside}, average)
+    whole = state_of({short: name for name, short in bare.items()})
+    if whole is not None:
+        return _split_pair(whole, entries)
+    for start in dict.fromkeys(("", common_start(bare.values()))):
+        below = {name: short.removeprefix(start) for name, short in bare.items()}
+        firsts = dict.fromkeys(name.partition(".")[0] for name in below.values() if "." in name)
+        for first in itertools.islice((first for first in firsts if AVERAGE.fullmatch(first)), MAX_STARTS):
+            inside = {short.removeprefix(f"{first}."): name for name, short in below.items() if short.startswith(f"{first}.")}
+            others = {short: name for name, short in below.items() if not short.startswith(f"{first}.")}
+            split = _split_below(f"{start}{first}.", inside, others, entries)
+            if split is not None:
+                return split
     return None
+
+
+def _split_pair(state: AverageState, entries: Mapping[Any, Any]) -> Split | None:
+    """The two models of ema-pytorch's state; None if it holds the average alone, or one that is not of the model beside it."""
+    if not state.trained or not state.average.keys() <= state.trained.keys():
+        return None
+    parts = (state.trained, state.average, state.counters)
+    model, average, counters = ({short: entries[name] for short, name in part.items()} for part in parts)
+    return Split(AVERAGED, model, average, counters=counters)
+
+
+def _split_below(prefix: str, inside: Mapping[str, str], others: Mapping[str, str], entries: Mapping[Any, Any]) -> Split | None:
+    """What lies under a prefix as an average of the ``others``, which are names by what is left of them; None if it is none."""
+    state = state_of(inside)
+    if state is None:
+        counters = {short: name for short, name in inside.items() if short in COUNTERS}
+        state = AverageState({short: name for short, name in inside.items() if short not in COUNTERS}, counters=counters)
+    average = state.average
+    partners = _partners(list(average), list(others)) if average else None
+    if partners is None and all(short.startswith(DDP) for short in average):
+        average = {short.removeprefix(DDP): name for short, name in average.items()}
+        partners = _partners(list(average), list(others)) if average else None
+    if partners is None:
+        return None
+    averaged = {others[partners[short]]: entries[name] for short, name in average.items()}
+    counters, trained = ({short: entries[name] for short, name in part.items()} for part in (state.counters, state.trained))
+    paired = {*partners.values()}
+    alone = [name for short, name in others.items() if short not in paired and short.rpartition(".")[2] in LEARNED]
+    if alone and not counters and not trained:
+        return Split(prefix, dict(entries), averaged, tuple(alone))
+    taken = set(inside.values())
+    return Split(prefix, {name: node for name, node in entries.items() if name not in taken}, averaged, counters=counters, trained=trained)
+
+
+def named_as(average: Mapping[Any, Any], model: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """An average under the names of the model beside it, where it leaves the dots out of them (LitEma); any other as it is."""
+    names = [name for name in average if name not in COUNTERS]
+    if not all(isinstance(name, str) and "." not in name for name in names) or not names:
+        return average
+    others = {short: name for name, short in _bare_names([name for name in model if isinstance(name, str)]).items()}
+    partners = _partners(names, list(others))
+    return average if partners is None else {others[partners[name]] if name in partners else name: node for name, node in average.items()}
 
 
 def _bare_names(names: list[str]) -> dict[str, str]:
@@ -154,8 +191,3 @@ def _partners(shorts: list[str], others: list[str]) -> dict[str, str] | None:
 def telling(entries: Mapping[Any, Any]) -> dict[str, Any]:
     """Those of the entries of an average that tell whether it has begun."""
     return {name: entries[name] for name in TELLING if is_tensor(entries.get(name))}
-
-
-def is_averaged_model(entries: Mapping[Any, Any]) -> bool:
-    """Whether this is the state dict of torch's ``AveragedModel``: a counter, and the model under ``module``."""
-    return COUNTER in entries and all(isinstance(key, str) and key.startswith("module.") for key in entries if key != COUNTER)

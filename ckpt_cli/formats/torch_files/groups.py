@@ -11,17 +11,19 @@ from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
+from ckpt_cli.formats.torch_files.average_states import state_of
 from ckpt_cli.formats.torch_files.averages import (
     EMA_KEYS,
     MODEL_KEYS,
     NAMELESS,
     averaged_alone,
     is_average,
-    is_averaged_model,
+    named_as,
     named_tensors,
     split_average,
     telling,
 )
+from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.torch_files.way_down import Way, way_down
@@ -41,7 +43,8 @@ class FileGroup:
     """A state dict of a file: ``entries`` by name; ``beside`` are the entries around it, which are not its weights.
 
     ``node`` is set instead of entries for something that is not a dict; ``why`` is a note for the user. ``known`` is all that
-    is in a state dict beside the model, for the notes of the group; ``counters`` are an average's own that tell whether it has begun.
+    is in a state dict beside the model, for the notes of the group; ``counters`` are an average's own that tell whether it has begun, and
+    ``trained`` is the model of the training that its state holds as well.
     """
 
     name: str
@@ -52,6 +55,7 @@ class FileGroup:
     why: str | None = None
     known: Mapping[Any, Any] = field(default_factory=dict)
     counters: Mapping[str, Any] = field(default_factory=dict)
+    trained: Mapping[Any, Any] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -73,21 +77,24 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
     """The state dicts of a file, the main one first: that of ``component`` ("ema" for a file that is called so)."""
     entries, above = way.entries, way.above
     if component == "ema":
-        return [FileGroup(component, "", averaged_alone(entries), above, counters=telling(entries))]
+        return [replace(_of_average(component, "", entries, by_name=True), beside=above)]
     averages = dict(_averages(way))
     swapped = _swapped(way.levels[0], averages)
     if swapped is not None:
         return swapped
     split = split_average(entries)
     if split is not None:
-        return [FileGroup(component, "", split.model, above), FileGroup("ema", "", split.average, above)]
+        counters = telling(split.counters)
+        average = FileGroup("ema", "", split.average, above, counters=counters, trained=split.trained)
+        return [FileGroup(component, "", split.model, above), average]
     groups: list[FileGroup] = []
     for key, node in averages.items():
         taken = {component, *MEANT, *(group.name for group in groups)}
         own = key if NAME.fullmatch(key) and key not in taken else f"average_{len(groups)}"
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         inner, around = named_tensors(node)
-        groups.append(replace(_group_beside(name, key, node, inner, around), counters=telling({**around, **(inner or {})})))
+        group = _group_beside(name, key, node, named_as(inner, entries) if inner is not None else None, around, by_name=True)
+        groups.append(replace(group, counters={**telling(around), **group.counters}))
     known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
     for key, node in _others(way, known):
         taken = {component, *MEANT, *(group.name for group in groups)}
@@ -97,8 +104,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
     if groups and not any(holds_storage(node) and not _is_no_model(key) for key, node in rest.items()):
         # The file holds nothing but averages.
         return groups
-    if is_averaged_model(rest):
-        return [FileGroup(component, "", averaged_alone(rest), above, counters=telling(rest)), *groups]
+    if state_of(rest) is not None:
+        return [replace(_of_average(component, "", rest), beside=above), *groups]
     return [FileGroup(component, "", rest, above), *groups]
 
 
@@ -108,15 +115,25 @@ def _is_within(other: FileGroup, group: FileGroup) -> bool:
     return bool(other.entries) and all(id(node) in held for node in other.entries.values())
 
 
-def _group_beside(name: str, key: str, node: Any, inner: Mapping[Any, Any] | None, around: Mapping[Any, Any]) -> FileGroup:
+def _group_beside(
+    name: str, key: str, node: Any, inner: Mapping[Any, Any] | None, around: Mapping[Any, Any], *, by_name: bool = False
+) -> FileGroup:
     if inner is None:
         return FileGroup(name, key, node=node)
-    return FileGroup(name, key, averaged_alone(inner), around, known={**around, **inner})
+    return replace(_of_average(name, key, inner, by_name=by_name), beside=around, known={**around, **inner})
+
+
+def _of_average(name: str, key: str, entries: Mapping[Any, Any], *, by_name: bool = False) -> FileGroup:
+    """A state dict as the weights in it, if it is the state of an average; ``by_name`` says that it is one, whatever the names in it."""
+    state = state_of(entries)
+    if state is None:
+        return FileGroup(name, key, averaged_alone(entries), counters=telling(entries)) if by_name else FileGroup(name, key, entries)
+    return FileGroup(name, key, state.average, counters=telling(state.counters), trained=state.trained)
 
 
 def passed_over(way: Way, groups: list[FileGroup], group: FileGroup) -> list[str]:
     """The keys beside a group with matrices that belong to no group of the file, for a warning."""
-    held = [node for each in groups for node in (*each.entries.values(), each.node)]
+    held = [node for each in groups for node in (*each.entries.values(), *each.trained.values(), each.node)]
     passed = list(_holding(group.beside, MatrixSearch(held))) if group.known else []
     if group is groups[0] or not group.known:
         search = MatrixSearch([*held, *(node for each in groups for node in each.known.values())])
@@ -131,6 +148,7 @@ def _holding(level: Mapping[Any, Any], search: MatrixSearch) -> Iterator[str]:
 def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGroup) -> list[Note]:
     """Notes about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
     notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
+    notes += trained_notes(group.trained)
     others = [other for other in groups[1:] if not _is_within(other, group)] if group is groups[0] else []
     if others:
         text = f"{name} also holds {few([other.title for other in others])}"
@@ -147,11 +165,7 @@ def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:
     if group.node is not None:
         pairs = as_dict(group.node) or {}
         if isinstance(group.node, (list, tuple)) or any(isinstance(pairs.get(key), (list, tuple)) for key in NAMELESS):
-            raise Unsupported(
-                f"the average under {group.key} is a list of tensors without names",
-                expected="a state dict",
-                hint="load it with the trainer that wrote it, and save the state dict of the averaged model",
-            )
+            raise nameless_error(group.key)
         raise Unsupported(f"the average under {group.key} is {describe(group.node)}, not a state dict", hint="save its state dict")
     return group
 
@@ -188,11 +202,16 @@ def _averages(way: Way) -> Iterator[tuple[str, Any]]:
                 found.setdefault(key, level[key])
         for holder in HOLDERS:
             for key, node in (as_dict(level.get(holder)) or {}).items():
-                inner = {key: node, **(as_dict(node) or {})}
-                for name, value in inner.items():
-                    if is_average(name, value) and as_dict(value) is not None:
+                inner = {name: value for name, value in (as_dict(node) or {}).items() if _is_named_average(name, value)}
+                # A callback may have the name of an average itself: what it keeps is the average.
+                for name, value in (inner or {key: node}).items():
+                    if _is_named_average(name, value):
                         found.setdefault(name, value)
     yield from found.items()
+
+
+def _is_named_average(key: object, node: Any) -> bool:
+    return is_average(key, node) and as_dict(node) is not None
 
 
 def _others(way: Way, known: Container[int]) -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
 from ckpt_cli.formats.safetensors.names import model_number, next_models
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.names import ITEM, PartName, part_name
-from ckpt_cli.formats.torch_files.counters import begun_notes
+from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.trainers import STEPS, has_form
@@ -183,8 +183,7 @@ def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[Ra
         held, leaves = read_state(group.entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]
         notes += notes_of_group(path.name, way, groups, group)
-        counters = {name: local for name, node in group.counters.items() if (local := reader.read(node)) is not None}
-        notes += begun_notes(assemble([RankState(0, path, counters)], 1, (), ReadOptions()).tensors.values())
+        notes += notes_of_counters(group.counters, reader, path)
     return RankState(0, path, held), [*beside, *leaves]
 
 

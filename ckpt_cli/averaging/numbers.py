@@ -1,0 +1,60 @@
+"""What the numbers of checkpoints count, and what may be taken from them: their order, and how far they are apart."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ckpt_cli.averaging.coefficients import ORDERED
+from ckpt_cli.averaging.options import AverageOptions, Method
+from ckpt_cli.averaging.steps import Snapshots
+from ckpt_cli.discover.found import Found, ages
+from ckpt_cli.discover.newest import told_counters
+from ckpt_cli.errors import UsageError
+from ckpt_cli.tensors.component import Note
+
+
+def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions) -> None:
+    """Raise UsageError where a method needs an order that is not there, or distances that numbers do not tell.
+
+    Where numbers count different things, as epochs and steps, only those of one kind are compared: paths give the order then, and
+    numbers that were asked for do not.
+    """
+    counted = snapshots.by_counter
+    if method in ORDERED and len(counted) > 1 and options.steps:
+        text = f"the numbers of these steps are not of one kind, so they do not say which is older: {told_counters(counted)}"
+        raise UsageError(text, hint="pass their folders, from old to new")
+    is_known = sum(map(len, counted.values())) == len(snapshots.opened)
+    for same in counted.values() if method in ORDERED and is_known else ():
+        _check_order(same, method, counted_anew=snapshots.counted_anew)
+    if method != "posthoc-ema" and (method != "ema" or options.half_life is None):
+        return
+    hint = "pass --decay in place of --half-life" if method == "ema" else None
+    if snapshots.counted_anew:
+        raise UsageError("steps are counted anew in each epoch here, so their numbers do not say how far they are apart", hint=hint)
+    if len(counted) > 1:
+        text = f"the numbers of these checkpoints are not of one kind, so they do not say how far they are apart: {told_counters(counted)}"
+        raise UsageError(text, hint=hint or "average those of one kind")
+
+
+def _check_order(found: Sequence[Found], method: Method, *, counted_anew: bool) -> None:
+    order = list(map(ages(found), found))
+    if any(a >= b for a, b in itertools.pairwise(order)):
+        listed = ", ".join(each.path.name if counted_anew else str(each.step) for each in found)
+        raise UsageError(
+            f"the method {method} needs checkpoints ordered from old to new, but these are steps {listed}", hint="pass them in order"
+        )
+
+
+def unit_notes(snapshots: Snapshots, method: Method, options: AverageOptions) -> list[Note]:
+    """What a half-life counts where the numbers are those of epochs; a warning if it is longer than all of them together span."""
+    steps = snapshots.steps
+    if method != "ema" or options.half_life is None or not steps:
+        return []
+    if "epochs" not in snapshots.by_counter:
+        return []
+    span, length = steps[-1] - steps[0], f"{options.half_life:g}"
+    text = f"the names count epochs, so --half-life {length} is one of {length} epochs"
+    if options.half_life <= span:
+        return [Note("info", "half-life", text)]
+    return [Note("warning", "half-life", f"{text}, and all of these are within {span}: the oldest one gets the most weight")]

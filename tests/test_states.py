@@ -509,7 +509,7 @@ class TestRanks:
         assert "ranks 2 differ" in note.text
         assert "rank 0" in note.text
         assert out.extra["lr_scheduler"]["last_epoch"] == 20
-        assert [finding["code"] for finding in out.training["findings"]] == ["ranks-of-steps", "scheduler-differs"]
+        assert [finding["code"] for finding in out.training["findings"]] == ["written-apart", "ranks-of-steps", "scheduler-differs"]
 
     @pytest.mark.parametrize("rank", range(4))
     def test_that_are_missing_are_told_and_left_out(self, copy: Copy, extract: Extract, rank: int) -> None:

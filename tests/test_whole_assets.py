@@ -250,6 +250,29 @@ class TestAStepThatLostFiles:
         shutil.copy(run / "checkpoint-100" / "tokenizer.json", tmp_path / "out")
         assert loads(tmp_path / "out")
 
+    @pytest.mark.parametrize("folder", ["hf", "tokenizer", "huggingface", "some files"])
+    @pytest.mark.parametrize(("lost", "other"), [(200, 100), (100, 200)])
+    def test_with_their_folder_is_told_too(self, folder: str, lost: int, other: int, tmp_path: Path) -> None:
+        run = steps(tmp_path / "run", "generation_config.json")
+        for number in (100, 200):
+            inner = run / f"checkpoint-{number}" / folder
+            inner.mkdir()
+            for name in ("tokenizer.json", "chat_template.jinja"):
+                shutil.copy(model(tmp_path / f"{number}-{name}", name) / name, inner)
+        assert "fewer-files" not in told(ckpt_cli.merge(run, tmp_path / "all", step=lost))
+        shutil.rmtree(run / f"checkpoint-{lost}" / folder)
+        base = model(tmp_path / "base", "tokenizer.json")
+        for result in (ckpt_cli.merge(run, tmp_path / "out", step=lost), ckpt_cli.merge(run, tmp_path / "of_base", step=lost, base=base)):
+            text = told(result)["fewer-files"]
+            assert "chat_template.jinja" in text
+            assert f"which checkpoint-{other} has" in text
+            assert str(run / f"checkpoint-{other}" / folder) in text
+
+    def test_of_a_folder_with_weights_of_their_own_is_not(self, tmp_path: Path) -> None:
+        run = steps(tmp_path / "run")
+        model(run / "checkpoint-100" / "reference", "tokenizer.json", "chat_template.jinja")
+        assert "fewer-files" not in told(ckpt_cli.merge(run, tmp_path / "out"))
+
     def test_is_not_where_the_base_has_them(self, tmp_path: Path) -> None:
         run = steps(tmp_path / "run", *self.NAMES)
         (run / "checkpoint-200" / "generation_config.json").unlink()

@@ -25,7 +25,7 @@ from ckpt_cli.discover.steps import newest_notes
 from ckpt_cli.errors import CkptError, Inconsistent, NotFetched, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, size_of
-from ckpt_cli.formats.ages import unversioned_notes
+from ckpt_cli.formats.ages import APART, age_notes, unversioned_notes
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.formats.trainers import trainer_of
@@ -105,7 +105,7 @@ def extract_state(
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
         watched = state_sources(state, files)
-        notes = [*notes, *state.notes, *(optimizer.notes if optimizer else ()), *unversioned_notes([*watched, *whole.sources])]
+        notes = [*notes, *_told(state, optimizer, whole, files), *unversioned_notes([*watched, *whole.sources])]
         if chosen.strict:
             refuse_warnings(notes)
         order = Order(
@@ -150,6 +150,16 @@ def _optimizer(found: Found, place: Place, files: Files, options: ExtractOptions
     except NotFound as error:
         error.details = (*error.details, *(note.text for note in notes if note.level == "warning"))
         raise
+
+
+def _told(state: TrainingState, optimizer: Optimizer | None, whole: plan.Plan, files: Files) -> list[Note]:
+    """What is said of the state and of the optimizer, whose files are from one save if they are from the same step."""
+    if optimizer is None:
+        return state.notes
+    apart = age_notes([*whole.sources, *map(files.source, state.of_ranks)])
+    if not apart or any(note.code == APART for note in optimizer.notes):
+        return [*state.notes, *optimizer.notes]
+    return [*(note for note in state.notes if note.code != APART), *optimizer.notes, *apart]
 
 
 def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:

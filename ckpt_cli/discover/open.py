@@ -27,6 +27,7 @@ from ckpt_cli.discover.components import called_ema, component_names, expanded, 
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import copy_notes
+from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
@@ -275,6 +276,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *left_out_notes(found, place, component, assets.files.values(), files),
         *copy_notes(found, place, component, assets.files.values(), files),
         *commit_notes(component.files, assets.files.get(CONFIG)),
+        *unfinished_notes((*homes, *([base] if base is not None else [])), assets.files),
         *models.values(),
         *restarts.values(),
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),

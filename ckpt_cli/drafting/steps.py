@@ -10,6 +10,7 @@ from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import Base, laid_out_alike
+from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
 from ckpt_cli.drafting.header_metadata import carried_metadata
@@ -235,6 +236,7 @@ def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats)
     notes += odd_dtypes(tensors, config, draft.selection.kind)
     notes += vocabulary_notes(draft.assets, tensors)
+    notes += base_tokenizer_notes(setting.base, draft.assets, tensors) if setting.base is not None else []
     read = [tensor for source in draft.sources for tensor in source.component.tensors.values()]
     notes += torn_notes([*read, *(output.tensor for output in draft.plan.tensors)])
     return noted(draft, [*notes, *draft.claim.notes])

@@ -19,16 +19,18 @@ order and as far apart as files take to be copied, and uploads to stores are par
 the last one that a copy reached.
 """
 
+APART = "written-apart"
+
 
 def age_notes(sources: Sequence[Source]) -> list[Note]:
     """Shards do not record their step; files written hours apart are often the only sign of mixed steps."""
     times = sorted((source.identity.mtime_ns, source.path) for source in sources)
-    seconds = (times[-1][0] - times[0][0]) / 1e9
+    seconds = (times[-1][0] - times[0][0]) / 1e9 if times else 0
     if seconds < MAX_SECONDS:
         return []
     oldest, newest = (path.rsplit("/", 1)[-1] for path in (times[0][1], times[-1][1]))
     text = f"{oldest} is {span_text(seconds)} older than {newest}: if they are from different steps, the result mixes them"
-    return [Note("warning", "written-apart", text)]
+    return [Note("warning", APART, text)]
 
 
 def origins_of(tensors: Iterable[Tensor]) -> list[Source]:

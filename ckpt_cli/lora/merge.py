@@ -42,7 +42,6 @@ from ckpt_cli.results.checkpoint import LoraInfo
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TASKS = {
     "ForCausalLM": "CAUSAL_LM",
     "ForConditionalGeneration": "CAUSAL_LM",

@@ -8,6 +8,7 @@ from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.errors import Unsupported
+from ckpt_cli.formats.safetensors.names import ADAPTER
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.classes.claims import Claim
@@ -17,7 +18,7 @@ from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import lacks_base
-from ckpt_cli.lora.merge import ADAPTER_WEIGHTS, adapters_alone, exported_adapter
+from ckpt_cli.lora.merge import adapters_alone, exported_adapter
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.trained_on import fused_before, trained_on_notes
 from ckpt_cli.names import LoraMode
@@ -72,7 +73,7 @@ def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) ->
         notes,
         lora=adapter.info,
         claim=Claim("those of PEFT's adapter files", None, (), {}),
-        plan=make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER_WEIGHTS),
+        plan=make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER),
     )
     return draft, adapter.config
 

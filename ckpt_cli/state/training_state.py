@@ -15,6 +15,7 @@ from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counts_other
 from ckpt_cli.names import few
@@ -49,7 +50,8 @@ class TrainingState:
     """What was found. ``extra`` is for `torch.load`, ``training`` for people and programs that read JSON.
 
     ``scheduler`` is None if there is none; ``copies`` are files to pass on (name -> path); ``dataloader`` is a state of
-    dataloaders that lay among other things; ``sources`` are the files that were read.
+    dataloaders that lay among other things; ``sources`` are the files that were read, ``of_ranks`` those of them, and of the copied ones,
+    that several ranks wrote.
     """
 
     extra: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +60,7 @@ class TrainingState:
     dataloader: Any = None
     copies: dict[str, Path] = field(default_factory=dict)
     sources: list[Path] = field(default_factory=list)
+    of_ranks: list[Path] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     ranks: int = 0
@@ -107,8 +110,11 @@ def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = Fa
         for name, value in own.values.items():
             by_rank.setdefault(rank, {})[name] = value
             state.sources.append(own.sources[name])
+            state.of_ranks.append(own.sources[name])
             for inner, what in unrepresented(value):
                 _lose(state, f"{name}.{inner}" if inner else name, what, own.sources[name])
+    state.of_ranks += [file.path for file in listed if file.rank is not None]
+    state.notes += age_notes([files.source(path) for path in state.of_ranks])
     inside, where = known.training_state(place.match, files)
     for name, what in unrepresented(inside):
         _lose(state, name, what, where)

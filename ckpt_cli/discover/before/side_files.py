@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.before.steps import steps_around
+from ckpt_cli.discover.beside.homes import homes_in_step
 from ckpt_cli.discover.found import Found
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.manifest import read_manifest
@@ -26,8 +27,11 @@ def assets_of_step(found: Found, homes: Sequence[Path], base: Path | None) -> As
     own = [home for home in homes if home.is_relative_to(found.path)]
     with contextlib.suppress(CkptError):  # another step is only looked at for a warning
         for step in steps_around(found):
-            there = [step / home.relative_to(found.path) for home in own]
-            kept = {name: path for name, path in files_beside(there).items() if name not in _added(home_of(name, path))}
+            kept = {
+                name: path
+                for name, path in files_beside(homes_in_step(step, own, found)).items()
+                if name not in _added(home_of(name, path))
+            }
             lost = {name: path for name, path in kept.items() if not _has(name, assets.files, kept, own)}
             if lost:
                 return replace(assets, lost=Lost(step.name, lost))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from ckpt_cli.discover.beside.models import is_rounded_copy, other_values
@@ -20,9 +20,12 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
+from ckpt_cli.formats.torch_files.reader import SUFFIXES
+from ckpt_cli.formats.torch_files.unnamed import are_weights
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.names import few, is_extra_state, unnumbered
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Note
@@ -49,7 +52,7 @@ WEIGHTS = re.compile(
     r"non_lora_trainables|trainable_params|projectors?|mm_projector|swa|heads?|model|weights)([._-].*)?\.(bin|pt|pth|ckpt|npz)",
     re.ASCII | re.IGNORECASE,
 )
-"""Names of pickles that hold weights; other pickles in a checkpoint are training state."""
+"""Names of pickles that hold weights; what others hold decides, unless their names are those of training state."""
 
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
@@ -57,12 +60,13 @@ AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.
 def left_out_notes(found: Found, place: Place, component: Component, assets: Iterable[Path], files: Files) -> tuple[Note, ...]:
     """Notes about what is in a component but is not one of its tensors, and about what is beside it, unless a file of it was passed.
 
-    ``assets`` are passed on with the weights.
+    An adapter is never all of a model: what was trained with it is told of its file too. ``assets`` are passed on with the weights.
     """
     held = (*_extra_state(component), *_other_adapters(component))
-    if found.is_named(place):
-        return held
-    return (*held, *_other_files(found, place, component, {absolute(path) for path in assets}, files))
+    used = {absolute(path) for path in assets}
+    if not found.is_named(place):
+        return (*held, *_other_files(found, place, component, used, files))
+    return (*held, *_trained_with(place, component, used, files)) if has_adapters(component.tensors) else held
 
 
 def could_be_model(name: str) -> bool:
@@ -88,6 +92,20 @@ def _other_adapters(component: Component) -> list[Note]:
     return [Note("warning", "unfused-adapters", f"{other.text}, which are not fused here")] if other is not None else []
 
 
+def _trained_with(place: Place, component: Component, used: set[str], files: Files) -> list[Note]:
+    """What is said of weights beside the file of an adapter that was passed. Whole models beside it are others, or its base."""
+    used = used | {absolute(path) for path in (*place.match.files, *component.files)}
+    folders = dict.fromkeys(path.parent for path in place.match.files)
+    names = {path.name: None for folder in folders for path in _weights_in(folder, used, files)}
+    others = [name for name in names if not could_be_model(name) and not OTHER_FORM.fullmatch(name)]
+    models = [name for name in names if name not in others]
+    notes = [_told_of_others(others, place)] if others else []
+    if models:
+        text = f"{few(models, 3)} beside the adapter of {place.name}: by name {_is_a(models)}, not read with it"
+        notes.append(Note("info", "other-weights", text))
+    return notes
+
+
 def _other_files(found: Found, place: Place, component: Component, assets: set[str], files: Files) -> list[Note]:
     """Files with weights in the folder of a component that no component is made of. Beside a single file there may be anything."""
     if not is_folder(place.match.root):
@@ -97,8 +115,7 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     # Other models of the same save are components of their own, also where a file of this one was given.
     used |= {absolute(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
     folders = dict.fromkeys((place.match.root, place.home))
-    used |= {absolute(folder / name) for folder in folders for name in _merged_before(folder)}
-    paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder) if absolute(path) not in used}
+    paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder, used, files)}
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
     # Beside an average, other forms are those of the model.
     average = is_average_name(unnumbered(place.name)[0])
@@ -115,8 +132,7 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     same = [name for name in same if unequal[name] is None]
     notes = []
     if others:
-        text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
-        notes.append(Note("warning", "other-weights", text))
+        notes.append(_told_of_others(others, place))
     if rivals:
         read = few([path.name for path in component.files], 1)
         # What is said alike of several is said once.
@@ -136,11 +152,22 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     return notes
 
 
-def _weights_in(folder: Path) -> list[Path]:
-    """The weights of a folder: single files, and indexes in place of the parts that they list."""
+def _told_of_others(names: Collection[str], place: Place) -> Note:
+    text = f"{few(list(names), 3)} beside the weights of {place.name} {_is(names)} not part of them and {_is(names)} left out"
+    return Note("warning", "other-weights", text)
+
+
+def _weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
+    """The weights of a folder but those that are ``used``: single files, and indexes in place of the parts that they list.
+
+    Files whose names do not tell are looked into.
+    """
+    used = {*used, *(absolute(folder / name) for name in _merged_before(folder))}
     indexes = files_in(folder, lambda name: is_index(name) or name.endswith(TORCH_INDEX))
     listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
-    return [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
+    named = [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
+    found = [path for path in files_in(folder, _tells_nothing) if absolute(path) not in used and are_weights(path, files)]
+    return [path for path in named if absolute(path) not in used] + found
 
 
 def _merged_before(folder: Path) -> list[str]:
@@ -160,6 +187,13 @@ def holds_weights(name: str) -> bool:
     return not name.endswith(".json") and (could_be_model(name) or (OTHER_FORM.fullmatch(name) is not None and _is_other(name)))
 
 
+def _tells_nothing(name: str) -> bool:
+    """Whether a file of torch is neither weights nor training state by its name, nor one of a set, which formats know."""
+    if not name.endswith(SUFFIXES) or is_state_file(name) or name == AUXILIARY or part_name(name) is not None:
+        return False
+    return not holds_weights(name) and not OTHER_FORM.fullmatch(name)
+
+
 def _index_of(name: str) -> str | None:
     """The index that lists a part, by its name; None for files that are no part."""
     part = part_name(name)
@@ -169,6 +203,10 @@ def _index_of(name: str) -> str | None:
 def _is_other(name: str) -> bool:
     """Whether a name with one of the usual stems is that of weights, and not that of a config."""
     return name.endswith((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"))
+
+
+def _is_a(names: Collection[str]) -> str:
+    return "a whole model" if len(names) == 1 else "whole models"
 
 
 def _is(names: Iterable[object]) -> str:

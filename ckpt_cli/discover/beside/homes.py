@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_searched, kind_of
@@ -67,6 +68,13 @@ def _homes(found: Found, place: Place) -> list[list[Path]]:
     own = list(dict.fromkeys((*beside, *spots, *outer)))
     there = Folders()
     return [[home, *(folder for folder in _used_inner(home, found, there) if folder not in own)] for home in own]
+
+
+def homes_in_step(step: Path, own: Sequence[Path], found: Found) -> list[Path]:
+    """The folders of side files of another step of a run: those that its ``own`` of a step are there, and others that they hold."""
+    other, there = replace(found, path=step, places=(), more=()), Folders()
+    same = [step / home.relative_to(found.path) for home in own]
+    return list(dict.fromkeys(each for home in same for each in (home, *_used_inner(home, other, there))))
 
 
 def _of_run(run: Path) -> list[Path]:

@@ -64,7 +64,7 @@ def _downloaded(path: Path, roots: dict[Path, Path | None]) -> Downloaded | None
     if is_remote(path):
         return None
     path = Path(absolute(path))
-    root = _root_of(path.parent, roots)
+    root = root_of(path.parent, roots)
     if root is None:
         return None
     name = path.relative_to(root).as_posix()
@@ -80,12 +80,12 @@ def _downloaded(path: Path, roots: dict[Path, Path | None]) -> Downloaded | None
     return None
 
 
-def _root_of(folder: Path, roots: dict[Path, Path | None]) -> Path | None:
+def root_of(folder: Path, roots: dict[Path, Path | None]) -> Path | None:
     """The nearest folder around some files that a repository was downloaded to."""
     if folder not in roots:
         with contextlib.suppress(CkptError):
             if is_folder(folder / METADATA):
                 roots[folder] = folder
         if folder not in roots:
-            roots[folder] = _root_of(folder.parent, roots) if folder.parent != folder else None
+            roots[folder] = root_of(folder.parent, roots) if folder.parent != folder else None
     return roots[folder]

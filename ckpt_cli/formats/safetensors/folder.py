@@ -13,6 +13,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
 from ckpt_cli.formats.safetensors.names import (
+    ADAPTER,
     EMA,
     INDEX,
     INDEX_SUFFIX,
@@ -69,6 +70,9 @@ class HubFolder(Format):
             parts = [entry for entry, _ in named]
             trouble = without_index(path / f"{named[0][1].stem}{INDEX_SUFFIX}", parts, there)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
+        # What was trained with an adapter lies beside it under names of its own.
+        if path / ADAPTER in alone and not (others or matches or holds_torch_model(path, there)):
+            return [Match(FORMAT, "model", path, (path / ADAPTER,), f"{ADAPTER} of PEFT")]
         return matches
 
     def single_file(self, match: Match) -> Path | None:

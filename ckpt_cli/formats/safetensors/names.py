@@ -15,6 +15,9 @@ INDEX_NAME = re.compile(r"(?P<stem>.+)\.safetensors\.index(?:\.(?P<variant>[^.]+
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
+"""What PEFT calls the weights of an adapter."""
+
 EMA = "ema.safetensors"
 """How BAGEL names its averaged weights, alone or beside the others."""
 

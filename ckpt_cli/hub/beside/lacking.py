@@ -77,7 +77,8 @@ def aside_notes(assets: Assets) -> list[Note]:
     """What is said of files that may be weights of other forms."""
     if not assets.aside:
         return []
-    text = f"not copied, since these may hold other weights, or are copies that were put aside: {few(sorted(map(str, assets.aside)), 5)}"
+    named = few(sorted(map(str, assets.aside)), 5)
+    text = f"not copied, since these may hold other weights, are pickles, or are copies that were put aside: {named}"
     return [Note("info", "put-aside", text)]
 
 

@@ -49,7 +49,7 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     if code:
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
         notes.append(Note("warning", "lacks-code", text))
-    parts = _parts_elsewhere(assets)
+    parts = parts_elsewhere(assets)
     if parts and not _is_same(assets.files[MODULES].parent, output):
         text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
         notes.append(Note("warning", "lacks-part", text))
@@ -122,7 +122,7 @@ def _broken_text(path: Path) -> str:
     return f"{path} is a link to {os.readlink(path)}, which does not exist"
 
 
-def _parts_elsewhere(assets: Assets) -> list[str]:
+def parts_elsewhere(assets: Assets) -> list[str]:
     """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
     listed: Any = None
     if MODULES in assets.files:

@@ -120,3 +120,24 @@ def test_folders_of_sentence_transformers_are_told_as_such(run: Path, base: Path
     text = told(ckpt_cli.merge(run, tmp_path / "out", base=base))
     assert text.count("2_Dense") == 1
     assert text.startswith("modules.json names 2_Dense")
+
+
+@pytest.mark.parametrize("kind", ["rag", KIND, "llama"])
+def test_tokenizers_in_folders_of_their_own_are_told(kind: str, run: Path, base: Path, tmp_path: Path) -> None:
+    """As RAG has one for questions and one for answers."""
+    (run / "config.json").unlink()
+    (base / "config.json").write_text(json.dumps({"model_type": kind, "architectures": {"rag": ["RagModel"]}.get(kind, [])}))
+    for name in ("question_encoder_tokenizer", "generator_tokenizer"):
+        (base / name).mkdir()
+        (base / name / "vocab.txt").write_text("[PAD]")
+    merged = ckpt_cli.merge(run, tmp_path / "out", base=base, names="native")
+    texts = [note.text for note in merged.outputs[0].notes if note.level == "warning"]
+    (text,) = [text for text in texts if "no tokenizer" in text]
+    assert "generator_tokenizer/, question_encoder_tokenizer/: copy" in text
+
+
+def test_a_tokenizer_beside_the_config_is_enough(run: Path, base: Path, tmp_path: Path) -> None:
+    for folder in (base, base / "tokenizer"):
+        folder.mkdir(exist_ok=True)
+        (folder / "vocab.txt").write_text("[PAD]")
+    assert told(ckpt_cli.merge(run, tmp_path / "out", base=base)) == ""

@@ -21,14 +21,16 @@ from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.registry import describe
-from ckpt_cli.hub.assets import CONFIG
-from ckpt_cli.hub.beside.lacking import parts_elsewhere
+from ckpt_cli.hub.assets import CONFIG, Assets
+from ckpt_cli.hub.beside.lacking import parts_elsewhere, tokenizers_below
 from ckpt_cli.hub.beside.processors import content_of
+from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
+TOKENIZER = "a tokenizer"
 PIPELINE = "model_index.json"
 """What makes each folder beside it a part of a pipeline of diffusers."""
 
@@ -57,12 +59,27 @@ def parts_of_base(base: Base | None, drafts: Sequence[Draft], output: Path) -> l
             is_below = any(entry.path.is_relative_to(base.folder / name) for name, _ in found)
             if not (is_known or is_below) and _may_be_part(entry) and not _is_base_again(entry, base):
                 found.append((entry.name, _class_of(content_of(entry.path / CONFIG))))
+    return [*_told_of_models(found, base.folder), *_told_of_tokenizers(base.folder, drafts[0].assets)]
+
+
+def _told_of_models(found: Sequence[tuple[str, str]], base: Path) -> list[Note]:
+    """What is said of folders with another model, each with its class."""
     if not found:
         return []
     named = few([f"{name}/ ({kind})" if kind else f"{name}/" for name, kind in found], 4)
     one, it = len(found) == 1, "it" if len(found) == 1 else "them"
     text = f"the base has {'another model' if one else 'other models'} in {named}, which {'is' if one else 'are'} not written:"
-    return [Note("warning", "lacks-part", f"{text} if the model is loaded with {it}, copy {it} from {base.folder}")]
+    return [Note("warning", "lacks-part", f"{text} if the model is loaded with {it}, copy {it} from {base}")]
+
+
+def _told_of_tokenizers(base: Path, assets: Assets) -> list[Note]:
+    """What is said of tokenizers in folders of a base, where the output has none, and nothing says that it lacks one."""
+    folders = tokenizers_below(base) if not has_vocabulary(assets.files) and TOKENIZER not in assets.lacking else []
+    if not folders:
+        return []
+    named, them = few([f"{folder.name}/" for folder in folders], 4), "it" if len(folders) == 1 else "them"
+    text = f"the output has no tokenizer; the base has {named}: copy {them} from {base}, if the model is loaded with {them}"
+    return [Note("warning", "lacks-part", text)]
 
 
 def _may_be_part(entry: Held) -> bool:

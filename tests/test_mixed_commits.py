@@ -75,3 +75,15 @@ def test_what_is_no_note_is_passed_over(content: str, downloaded: Path, tmp_path
     for path in downloaded.rglob("*.safetensors.metadata"):
         path.write_text(content)
     assert "mixed-commits" not in told(ckpt_cli.merge(downloaded, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("pattern", ["*.safetensors", "config.json"])
+def test_of_a_base_are_warned_of_where_anything_is_taken(pattern: str, layouts: Path, downloaded: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(layouts / "verl-run" / "run" / "global_step_20", run / "global_step_20")
+    for path in run.rglob("*.json"):
+        path.unlink()
+    assert "mixed-commits" not in told(ckpt_cli.merge(run, tmp_path / "whole", base=downloaded))
+    name = first(downloaded, pattern)
+    noted(downloaded, {name: NEW})
+    assert f"at {NEW[:12]} {name}" in told(ckpt_cli.merge(run, tmp_path / "out", base=downloaded))["mixed-commits"]

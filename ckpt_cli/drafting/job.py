@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
+from ckpt_cli.drafting.parts_of_base import parts_of_base
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import BESIDE, FUSED, KEPT, LEFT_OUT
@@ -84,6 +85,7 @@ class Job:
         notes = (
             *(note for draft in drafts for note in draft.notes),
             *(() if first.is_adapter else lacking_notes(first.assets, base, output)),
+            *(() if first.is_adapter else parts_of_base(setting.base, drafts, output)),
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))

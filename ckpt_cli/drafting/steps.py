@@ -12,6 +12,7 @@ from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import Base, laid_out_alike
 from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
+from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
 from ckpt_cli.drafting.header_metadata import carried_metadata
 from ckpt_cli.dtypes import BASE, CAST_NAMES
@@ -77,17 +78,22 @@ def _checked_with_base(draft: Draft, setting: Setting[Options]) -> Draft:
     if base is None:
         return draft
     filtered = options.include or options.exclude or draft.uncommon
+    taken = options.takes_from_base or any(path.parent == base.folder for path in files.values())
+    computed = options.fills_from_base or adapters_alone(draft.opened.component.tensors)
     notes = checked_base(
         base,
         draft.tensors,
         config=draft.assets.config,
         own_config=CONFIG in files and files[CONFIG].parent != base.folder,
-        taken=options.takes_from_base or any(path.parent == base.folder for path in files.values()),
+        taken=taken,
         by_name=options.fills_from_base or options.dtype == BASE,
-        computed=options.fills_from_base or adapters_alone(draft.opened.component.tensors),
+        computed=computed,
         unfiltered=draft.stored if filtered else None,
     )
-    return noted(draft, [*notes, *_unlike_base(draft, setting)])
+    weights = base.component.files if base.component is not None and (taken or computed) else ()
+    config = files.get(CONFIG)
+    commits = commit_notes(weights, config if config is not None and config.is_relative_to(base.folder) else None)
+    return noted(draft, [*notes, *commits, *_unlike_base(draft, setting)])
 
 
 def _unlike_base(draft: Draft, setting: Setting[Options]) -> list[Note]:

@@ -21,6 +21,7 @@ from ckpt_cli.files.folders import folders_in, is_file, is_folder, is_there, sim
 from ckpt_cli.files.source import Watched, read_small
 from ckpt_cli.hub.beside.families import choose, is_decided
 from ckpt_cli.hub.beside.listed import Listed, Seen, json_of, listed
+from ckpt_cli.hub.beside.named import named_by, not_passed_on
 from ckpt_cli.hub.beside.names import AUXILIARY as AUXILIARY
 from ckpt_cli.hub.beside.names import CONFIG as CONFIG
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
@@ -100,11 +101,11 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     near, seen = dict[str, Path](), Seen()
     places, broken = list[Listed](), list[Path]()
     no_configs, aside = dict[Path, str](), list[Path]()
-    named = partial(_json_of, near, seen)
+    configs = partial(_json_of, near, seen)
     for home in homes:
         for folder, is_hub in ((home / HUB_FOLDER, True), (home, False)):
             try:
-                found = listed(folder, seen, everything=is_hub, configs=named)
+                found = listed(folder, seen, everything=is_hub, configs=configs)
             except Unreadable:
                 if CONFIG in near and has_vocabulary(near):
                     continue  # what lies farther away is no longer needed
@@ -113,21 +114,23 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
             no_configs |= found.no_configs if CONFIG not in near else {}
             places.append(found)
             near |= {name: path for name, path in found.files.items() if name not in near}
-    last = _of_base(base, seen, named) if base is not None else None
+    last = _of_base(base, seen, configs) if base is not None else None
     chosen = choose(places, last)
     files = dict(chosen.files)
     if last is not None:
         broken += [path for path in last.broken if not is_decided(path.name, near) and path.name not in files]
         no_configs |= last.no_configs
-    for place in (*places, *([last] if last is not None else [])):
-        aside += [path for path in place.aside if files.get(path.name) != path]
     config = read_config(files[CONFIG]) if CONFIG in files else {}
     files |= files_read(config, [*(place.folder for place in places), *([base / HUB_FOLDER, base] if base is not None else [])])
+    named = named_by(files)
+    files |= named.files
+    for place in (*places, *([last] if last is not None else [])):
+        aside += [path for path in place.aside if files.get(path.name) != path]
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     tokenizer = tokenizer_at(files[TOKENIZER], files) if TOKENIZER in files else None
     passed = (tuple(broken), no_configs, tuple(aside))
-    return Assets(files, config, tokenizer, False, chosen.unused, watched, *passed, choices=chosen.notes)
+    return Assets(files, config, tokenizer, False, chosen.unused, watched, *passed, choices=(*chosen.notes, *not_passed_on(named.lacking)))
 
 
 def _of_base(base: Path, seen: Seen, configs: Callable[[], Sequence[Any]]) -> Listed:

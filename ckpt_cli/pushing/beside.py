@@ -11,11 +11,11 @@ from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.hub.beside.codes import has_scales, settings_of_codes
 from ckpt_cli.hub.beside.names import (
     CODE_FOLDER,
-    OF_FOLDERS,
     OF_VOCABULARY,
     TEMPLATE_FOLDER,
     TOKENIZER_CONFIG,
     VOCABULARIES,
+    folder_read,
     has_weight_suffix,
     is_asset_name,
 )
@@ -57,7 +57,7 @@ class Beside:
         own = {*manifest.outputs, *manifest.side_files, MANIFEST, card.NAME}
         written = {*before.outputs, *before.side_files} if before is not None else set()
         stems = {OF_SET.sub("", name) for name in manifest.outputs}
-        others = sorted(name for name in there if name not in own and ("/" not in name or name in written or _folder_read(name)))
+        others = sorted(name for name in there if name not in own and ("/" not in name or name in written or folder_read(name)))
         stale = [name for name in others if name in written or (OF_SET.search(name) and OF_SET.sub("", name) in stems)]
         rest = [name for name in others if name not in stale]
         has_tokenizer = not own.isdisjoint({*VOCABULARIES, TOKENIZER_CONFIG})
@@ -66,11 +66,11 @@ class Beside:
         are_plain = bool(tensors) and not has_scales(tensors)
 
         def is_taken(name: str) -> bool:
-            if name in OF_TOKENIZER or _folder_read(name) == TEMPLATE_FOLDER:
+            if name in OF_TOKENIZER or folder_read(name) == TEMPLATE_FOLDER:
                 return has_tokenizer
             if name in settings:
                 return are_plain
-            if _folder_read(name) == CODE_FOLDER:
+            if folder_read(name) == CODE_FOLDER:
                 return True
             return bool(CHOSEN.fullmatch(name) or ("model" not in stems and CHOSEN_LAST.fullmatch(name)))
 
@@ -80,10 +80,4 @@ class Beside:
 
 
 def _is_of_model(name: str) -> bool:
-    return _folder_read(name) is not None or (is_asset_name(name) and name not in OF_NO_MODEL) or has_weight_suffix(name)
-
-
-def _folder_read(name: str) -> str | None:
-    """The folder below the top in which transformers finds this file; None if it does not look for it."""
-    folder, _, file = name.rpartition("/")
-    return folder if folder in OF_FOLDERS and OF_FOLDERS[folder].fullmatch(file) else None
+    return folder_read(name) is not None or (is_asset_name(name) and name not in OF_NO_MODEL) or has_weight_suffix(name)

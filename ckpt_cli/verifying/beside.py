@@ -16,6 +16,7 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import partial_text
+from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
 from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
@@ -46,6 +47,7 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
         yield unread("damaged-side-file", error, Path(error.path or folder).name)
     yield from damaged_files(files)
     yield from _incomplete(assets)
+    yield from _without_named(files)
 
 
 def damaged_files(files: Mapping[str, Path], *, written: bool = True) -> Iterator[Finding]:
@@ -79,6 +81,13 @@ def _incomplete(files: Mapping[str, Path]) -> Iterator[Finding]:
     if processors:
         text = f"{printable(architecture(config) or '')} is loaded with {' and '.join(processors)}, and no file holds {_any(processors)}"
         yield finding("lacks-processor", text, file=CONFIG)
+
+
+def _without_named(files: Mapping[str, Path]) -> Iterator[Finding]:
+    """Files that others name and do not load without, and that are not there."""
+    for lack in named_by(files).lacking:
+        if not is_file(lack.place):
+            yield finding("lacks-named-file", f"{printable(lack.name)}, which it names, is not there", file=lack.by.name)
 
 
 def _any(kinds: list[str]) -> str:

@@ -60,6 +60,12 @@ KINDS: dict[str, Kind] = {
         "there is a tokenizer, but nothing that makes the inputs of the model of images, sounds or videos: AutoProcessor fails",
         "copy the files of the processor from the run or the base",
     ),
+    "lacks-named-file": Kind(
+        "error",
+        "headers",
+        "a file beside the weights names another one, such as the numbers that a policy scales with, which is not there: it does not load",
+        "copy that file from the run or the base that the first one is from",
+    ),
     "changed-side-file": Kind(
         "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
     ),

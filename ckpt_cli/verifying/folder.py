@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
@@ -26,6 +27,8 @@ from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.hub.assets import files_of
+from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.names import few, plural
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.adapter import check_on_top
@@ -70,8 +73,9 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     found += [_finding(problem) for problem in scanned.problems if problem.code != "missing-index" or problem.file not in listed]
     stale = {problem.file for problem in scanned.problems if problem.code == "stale-file"}
     sets = sorted(scanned.sets, key=lambda weights: _rank(weights, manifest))
+    of_others = _named_by_others(folder) if len(sets) > 1 else ()
     for weights in sets[1:]:
-        known = written is not None and all(path.name in written for path in weights.files)
+        known = all(path.name in (*(written or ()), *of_others) for path in weights.files)
         if not known and (weights.name != "ema" or manifest is not None):
             held = plural(len(weights.tensors), "tensor") if weights.readable else "unreadable"
             name = weights.index.name if weights.index is not None else weights.files[0].name
@@ -90,6 +94,13 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         stage = stage_error(folder, Folders()) or stage_trouble(folder, sets[0].tensors, files, lambda match: format_of(match).is_loaded)
         found += [_finding(part_problem(stage))] if stage is not None else []
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
+
+
+def _named_by_others(folder: Path) -> Collection[str]:
+    """The files that are a part of others beside the weights."""
+    with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
+        return named_by(files_of(folder)).files
+    return ()
 
 
 def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], files: Files) -> Iterator[Finding]:

@@ -54,6 +54,12 @@ WEIGHTS = re.compile(
 )
 """Names of pickles that hold weights; what others hold decides, unless their names are those of training state."""
 
+FITTED = re.compile(
+    r"(.*[._-])?((value|reward|score|classifier|lm|model)[._-]?heads?|heads?|classifier|model|weights)\.(pkl|pickle|joblib|npy)",
+    re.IGNORECASE,
+)
+"""The same of what a library fits after the training, such as the classifier of SetFit; other files of these forms are of anything."""
+
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
 
@@ -182,7 +188,7 @@ def holds_weights(name: str) -> bool:
     """Whether a file that no component is made of is looked at as weights, by its name."""
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
-    if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None:
+    if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None or FITTED.fullmatch(name) is not None:
         return True
     return not name.endswith(".json") and (could_be_model(name) or (OTHER_FORM.fullmatch(name) is not None and _is_other(name)))
 

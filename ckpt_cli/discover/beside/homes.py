@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.files import holds_weights
 from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
@@ -21,7 +22,7 @@ from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
 from ckpt_cli.hub.beside.listed import home_of
 from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.names import is_unknown
+from ckpt_cli.hub.beside.names import is_doubtful, is_unknown
 from ckpt_cli.hub.beside.processors import NAMES as PROCESSORS
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config, has_adapters
@@ -236,12 +237,12 @@ def _unknown_notes(found: Found, homes: Collection[Path], files: Mapping[str, Pa
     weights = {absolute(path) for other in found.places for path in other.match.files}
     notes = []
     for folder in folders:
-        names = [
-            path.name
-            for path in files_in(folder, lambda name: is_unknown(name) and not is_state_file(name))
-            if path.name not in files and absolute(path) not in weights
-        ]
+        names = [path.name for path in files_in(folder, _may_be_needed) if path.name not in files and absolute(path) not in weights]
         if names:
             text = f"{few(sorted(names), 3)} in {folder}: not written; nothing tells whether tokenizer or code of the model need such files"
             notes.append(Note("info", "unknown-files", text))
     return notes
+
+
+def _may_be_needed(name: str) -> bool:
+    return (is_unknown(name) or is_doubtful(name)) and not (is_state_file(name) or holds_weights(name))

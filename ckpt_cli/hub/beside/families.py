@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ckpt_cli.hub.beside.names import (
     CODE_FOLDER,
     CONFIG,
     OF_VOCABULARY,
+    ROBOT_ASSETS,
     TEMPLATE_FOLDER,
     TOKENIZER_CONFIG,
     VOCABULARIES,
@@ -40,6 +42,8 @@ from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 OF_TEMPLATES, OF_GENERATION = f"{TEMPLATE_FOLDER}/", f"{CODE_FOLDER}/"
+TOGETHER = (OF_GENERATION, f"{ROBOT_ASSETS}/")
+"""Folders of which one place gives all: code for generation, and what policies for robots are scaled with."""
 SETTINGS = (TOKENIZER_CONFIG, "special_tokens_map.json")
 """What says of a vocabulary which of its tokens end a text and what else its class is to know."""
 
@@ -70,7 +74,8 @@ def choose(run: Sequence[Listed], base: Listed | None) -> Chosen:
     templates = _templates(places, files)
     told += _other_template(processors, templates, files)
     files |= processors | templates
-    files |= next((found for place in places if (found := place.only(lambda name: name.startswith(OF_GENERATION)))), {})
+    for folder in TOGETHER:
+        files |= next((found for place in places if (found := place.only(partial(_is_below, folder)))), {})
     for place in places:
         files |= {name: path for name, path in place.files.items() if name not in files and _is_plain(name)}
     for place in (*_giving(places, files), *places):
@@ -114,12 +119,16 @@ def _giving(places: Sequence[Listed], files: Mapping[str, Path]) -> list[Listed]
     return [place for place in places if any(files.get(name) == path for name, path in place.files.items())]
 
 
+def _is_below(folder: str, name: str) -> bool:
+    return name.startswith(folder)
+
+
 def _is_code(name: str) -> bool:
     return name.endswith(".py") and not name.startswith(OF_GENERATION)
 
 
 def _is_of_family(name: str) -> bool:
-    return is_of_tokenizer(name) or is_template(name) or name in PROCESSORS or name.startswith(OF_GENERATION)
+    return is_of_tokenizer(name) or is_template(name) or name in PROCESSORS or name.startswith(TOGETHER)
 
 
 def _is_plain(name: str) -> bool:

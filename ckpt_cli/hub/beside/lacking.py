@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
-from ckpt_cli.hub.assets import CONFIG, MODULES, Assets, Lost
-from ckpt_cli.hub.beside.listed import Seen, home_of, json_of
+from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, MODULES, Assets, Lost
+from ckpt_cli.hub.beside.listed import MOST_INNER, Seen, home_of, json_of
 from ckpt_cli.hub.beside.model_config import DOUBTFUL
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
@@ -49,7 +50,7 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     if code:
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
         notes.append(Note("warning", "lacks-code", text))
-    parts = _parts_elsewhere(assets)
+    parts = parts_elsewhere(assets)
     if parts and not _is_same(assets.files[MODULES].parent, output):
         text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
         notes.append(Note("warning", "lacks-part", text))
@@ -77,7 +78,8 @@ def aside_notes(assets: Assets) -> list[Note]:
     """What is said of files that may be weights of other forms."""
     if not assets.aside:
         return []
-    text = f"not copied, since these may hold other weights, or are copies that were put aside: {few(sorted(map(str, assets.aside)), 5)}"
+    named = few(sorted(map(str, assets.aside)), 5)
+    text = f"not copied, since these may hold other weights, are pickles, or are copies that were put aside: {named}"
     return [Note("info", "put-aside", text)]
 
 
@@ -94,9 +96,21 @@ def _cure(assets: Assets, base: Path | None, lacking: Sequence[str]) -> str:
     """Where what is lacking may come from: another step that has it, or the base, which has none if it was passed."""
     if all(any(_stands_for(name, [what]) for name in assets.lost.files) for what in lacking):
         return f"{assets.lost.step} has {_them(lacking)}: {_copied(assets.lost, lacking)}"
+    if base is not None and "tokenizer" in lacking and (folders := tokenizers_below(base)):
+        names = few([f"{folder.name}/" for folder in folders], 4)
+        return f"the base has {'one' if len(folders) == 1 else 'some'} in {names}: copy from there what the model is loaded with"
     if base is not None:
         return f"the base has none either; copy {_them(lacking)} from the model that training started from"
     return "pass --base DIR with the model that training started from"
+
+
+def tokenizers_below(base: Path) -> list[Path]:
+    """The folders of a base that hold a tokenizer: a model with several, such as RAG, has a folder for each."""
+    there = Folders()
+    with contextlib.suppress(CkptError):  # only looked at for a message
+        inner = there.folders(base, lambda name: not name.startswith(".") and name != HUB_FOLDER)[:MOST_INNER]
+        return [folder for folder in inner if has_vocabulary(path.name for path in there.files(folder))]
+    return []
 
 
 def _copied(lost: Lost, what: Sequence[str]) -> str:
@@ -121,7 +135,7 @@ def _broken_text(path: Path) -> str:
     return f"{path} is a link to {os.readlink(path)}, which does not exist"
 
 
-def _parts_elsewhere(assets: Assets) -> list[str]:
+def parts_elsewhere(assets: Assets) -> list[str]:
     """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
     listed: Any = None
     if MODULES in assets.files:

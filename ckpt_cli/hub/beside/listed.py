@@ -21,9 +21,12 @@ from ckpt_cli.hub.beside.names import (
     NO_ASSETS,
     OF_FOLDERS,
     OF_VOCABULARY,
+    ROBOT_ASSETS,
     VOCABULARIES,
+    folder_read,
     has_weight_suffix,
     is_asset_name,
+    is_doubtful,
     is_put_aside,
     is_unknown,
 )
@@ -33,6 +36,12 @@ OF_BAGEL = ("llm_config.json", "ema.safetensors")
 NO_CODE = VOCABULARIES | OF_VOCABULARY
 MAX_CONFIG = 4 << 20
 """Bytes of a config; what is larger is a vocabulary."""
+
+DEPTHS = {ROBOT_ASSETS: 3}
+"""Levels of folders that are looked at below one of `OF_FOLDERS`, where there are several."""
+
+MOST_INNER = 64
+"""Folders of one level there."""
 
 
 class Seen(dict[Path, Watched]):
@@ -48,7 +57,7 @@ class Listed:
     """The asset files of a ``folder`` by name; one in a folder of it is called like its path there.
 
     ``broken`` are links that lead nowhere. ``no_configs`` are files named config.json that hold something else, and what; ``aside`` are
-    copies, archives and large unknown files.
+    copies, archives, arrays and pickles that a library may need, and large unknown files.
     """
 
     folder: Path
@@ -81,6 +90,7 @@ def listed(folder: Path, seen: Seen, *, everything: bool, configs: Callable[[], 
     if everything:
         aside = [path for path in found.values() if is_put_aside(path.name) or (is_unknown(path.name) and _is_large(path, seen))]
         found = {name: path for name, path in found.items() if path not in aside}
+        aside += there.files(folder, lambda name: has_weight_suffix(name) and is_doubtful(name))
     no_configs: dict[Path, str] = {}
     if CONFIG in found:
         seen.at(found[CONFIG])
@@ -95,8 +105,14 @@ def listed(folder: Path, seen: Seen, *, everything: bool, configs: Callable[[], 
 
 def _in_folders(folder: Path, there: Folders) -> dict[str, Path]:
     """What is loaded from folders in the folder, by its path there."""
-    inner = there.folders(folder, OF_FOLDERS.__contains__)
-    return {f"{each.name}/{path.name}": path for each in inner for path in there.files(each, OF_FOLDERS[each.name].fullmatch)}
+    found = dict[str, Path]()
+    for each in there.folders(folder, OF_FOLDERS.__contains__):
+        level = [each]
+        for _ in range(DEPTHS.get(each.name, 1)):
+            names = {path.relative_to(folder).as_posix(): path for inner in level for path in there.files(inner)}
+            found |= {name: path for name, path in names.items() if folder_read(name) is not None}
+            level = [child for inner in level for child in there.folders(inner)][:MOST_INNER]
+    return found
 
 
 def home_of(name: str, path: Path) -> Path:

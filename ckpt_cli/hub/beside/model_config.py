@@ -82,5 +82,15 @@ def _names_a_class(content: Mapping[str, Any]) -> bool:
         return True
     of_transformers = says("model_type") and says("transformers_version")
     of_timm = says("architecture") and ("num_classes" in content or "pretrained_cfg" in content)
-    of_lerobot = says("type") and says("input_features", dict)
-    return says("_class_name") or says("custom_pipelines", dict) or of_transformers or of_timm or of_lerobot or says("model_cfg", dict)
+    of_others = is_of_robot(content) or says("model_cfg", dict)
+    return says("_class_name") or says("custom_pipelines", dict) or of_transformers or of_timm or of_others
+
+
+def is_of_robot(config: Mapping[str, Any]) -> bool:
+    """Whether a config is that of a policy of lerobot or openpi, which have no tokenizer of their own: one of the Hub makes their inputs.
+
+    >>> is_of_robot({"type": "act", "input_features": {}}), is_of_robot({"model_type": "llama"})
+    (True, False)
+    """
+    of_lerobot = isinstance(config.get("type"), str) and isinstance(config.get("input_features"), dict)
+    return of_lerobot or all(isinstance(config.get(key), str) for key in ("paligemma_variant", "action_expert_variant"))

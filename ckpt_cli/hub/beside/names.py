@@ -36,9 +36,13 @@ ASSET_NAMES = (
         "video_preprocessor_config.json", "audio_tokenizer_config.json", "image_processor.json", "feature_extractor.json",
         "chat_template.json", "chat_template.jinja", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
         "configuration.json", "dataset_statistics.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
+        "policy_preprocessor.json", "policy_postprocessor.json", "artifact.metadata", "config_setfit.json",
     }
 )  # fmt: skip
-"""What trainers write into a checkpoint's own folder. tests/test_asset_names.py compares them with what transformers reads."""
+"""What trainers write into a checkpoint's own folder. tests/test_asset_names.py compares them with what transformers reads.
+
+Others are read by lerobot, ColBERT and SetFit.
+"""
 
 ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")
 PICKLED = frozenset({"vocab.pkl", "vocab.bin"})
@@ -51,12 +55,16 @@ CODE_FOLDER = "custom_generate"
 ROBOT_FOLDER = "experiment_cfg"
 """What policies for robots were trained on: GR00T scales observations and actions with it."""
 
+ROBOT_ASSETS = "assets"
+"""The same of openpi, in a folder per data set."""
+
 OF_FOLDERS = {
     TEMPLATE_FOLDER: re.compile(r".*\.jinja"),
     CODE_FOLDER: re.compile(r".*\.py|requirements\.txt"),
     ROBOT_FOLDER: re.compile(r"metadata\.json"),
+    ROBOT_ASSETS: re.compile(r"([^/]+/){1,2}norm_stats\.json"),
 }
-"""What it reads there."""
+"""What is read there, by the path in the folder."""
 
 WEIGHT_SUFFIXES = frozenset(
     {
@@ -100,7 +108,7 @@ NO_ASSETS = re.compile(
 OF_TRAINING = re.compile(
     # Logs, tables, pictures, scripts and settings of a run, data, and what describes the folder itself.
     r".*\.(jsonl|log|out|err|csv|tsv|md|rst|html?|pdf|png|jpe?g|gif|svg|webp|wav|mp3|mp4|py|pyc|sh|bash|slurm|sbatch|ipynb|patch|diff"
-    r"|ya?ml|toml|ini|cfg|conf|env|lock|pid|tmp|bak|swp|sha256|md5|parquet|arrow|db|sqlite3?|wandb|done|metadata|prof|pstats"
+    r"|ya?ml|toml|ini|cfg|conf|env|lock|pid|tmp|bak|swp|sha256|md5|parquet|arrow|db|sqlite3?|wandb|done|prof|pstats"
     r"|aria2|st|lftp-pget-status|incomplete|part|partial|crdownload|opdownload|download)"
     r"|(readme|licen[cs]e|notice|use_policy|copying|changelog|requirements|authors|citation)([._-].*)?"
     r"|(.*[._-])?(results?|metrics|history|hparams|progress|scores?|predictions|samples|summary|timing|timers?|trace|loss(es)?|logs?"
@@ -112,6 +120,38 @@ OF_TRAINING = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """What lies beside config and tokenizer of a checkpoint in any run, and no loader reads."""
+
+
+ARRAYS = (".pkl", ".pickle", ".joblib", ".npy", ".npz")
+"""Endings of small files that a library fits after the training (a classifier, a projection), and of much that a trainer keeps."""
+
+SETTINGS = re.compile(r"(config|hyper_?params|model([_-]config)?|preprocessor)\.ya?ml", re.ASCII)
+"""What models of ESPnet, SpeechBrain and others are built from, and what many runs were started with."""
+
+
+def folder_read(name: str) -> str | None:
+    """The folder below the top in which a loader finds a file, by the path there; None if nothing looks for it.
+
+    >>> [folder_read(name) for name in ("assets/droid/norm_stats.json", "custom_generate/generate.py", "1_Pooling/config.json")]
+    ['assets', 'custom_generate', None]
+    """
+    folder, _, inside = name.partition("/")
+    return folder if folder in OF_FOLDERS and OF_FOLDERS[folder].fullmatch(inside) is not None else None
+
+
+def is_doubtful(name: str) -> bool:
+    """Whether a file that is no asset, and is not passed on, may be needed all the same.
+
+    >>> [is_doubtful(name) for name in ("pca.npy", "label_encoder.pkl", "config.yaml")]
+    [True, True, True]
+    >>> [is_doubtful(name) for name in ("rng_state_0.pkl", "train_losses.npy", "train.yaml", "scheduler.pkl")]
+    [False, False, False, False]
+    """
+    stem, end = os.path.splitext(name)
+    if SETTINGS.fullmatch(name) is not None:
+        return True
+    as_text = f"{stem}.json"
+    return end in ARRAYS and not name.startswith(".") and (OF_TRAINING.fullmatch(as_text) or NO_ASSETS.fullmatch(as_text)) is None
 
 
 def has_weight_suffix(name: str) -> bool:

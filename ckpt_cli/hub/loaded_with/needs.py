@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.hub.beside.model_config import is_of_robot
 from ckpt_cli.hub.classes.rules import knows
 from ckpt_cli.hub.config import Config, architecture
 
@@ -22,6 +23,8 @@ def needs_of(config: Config) -> frozenset[str] | None:
     Code of a model's own may read anything, so that nothing is known of it.
     """
     kind, model_type = architecture(config), config.get("model_type")
+    if kind is None and is_of_robot(config):
+        return frozenset()
     if kind is None and (isinstance(config.get("_class_name"), str) or all(key in config for key in TIMM)):
         return frozenset()  # a part of a pipeline of diffusers, which has its tokenizer in a folder beside it, or of timm
     if kind is None or not isinstance(model_type, str) or config.get("auto_map"):

@@ -60,6 +60,12 @@ KINDS: dict[str, Kind] = {
         "there is a tokenizer, but nothing that makes the inputs of the model of images, sounds or videos: AutoProcessor fails",
         "copy the files of the processor from the run or the base",
     ),
+    "near-name": Kind(
+        "warning",
+        "headers",
+        "a file whose name is nearly that of a side file which is missing: other letters, a suffix more, a second download",
+        "rename it, if it is that file",
+    ),
     "changed-side-file": Kind(
         "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
     ),

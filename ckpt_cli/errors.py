@@ -8,6 +8,7 @@
     │   ├── Unreadable           unreadable           permissions, I/O errors, not a regular file
     │   ├── CorruptFile          corrupt-file         truncated, damaged or inconsistent bytes
     │   ├── LfsPointer           lfs-pointer          a Git LFS pointer, not the file itself
+    │   ├── FilePointer          file-pointer         another pointer, or the text of a link, not the file itself
     │   ├── UnfinishedDownload   unfinished-download  a file that a download has not filled yet
     │   ├── Unsupported          unsupported          understood, but deliberately not read
     │   ├── NoMemory             no-memory            the process may not use as much memory as it needs
@@ -176,6 +177,10 @@ class LfsPointer(NotFetched):
 
     code = "lfs-pointer"
     usual_hint = "run `git lfs pull` in its repository"
+
+
+class FilePointer(NotFetched):
+    code = "file-pointer"
 
 
 class UnfinishedDownload(NotFetched):

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -111,7 +112,8 @@ def model(folder: Path, *names: str) -> Path:
 def fill(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps({folder.name: 0}) if name.endswith(".json") else f"{folder.name}\n")
+        text = f"{b64encode(folder.name.encode()).decode()} 0\n" if name.endswith(".model") else f"{folder.name}\n"
+        (folder / name).write_text(json.dumps({folder.name: 0}) if name.endswith(".json") else text)
     return folder
 
 

@@ -339,7 +339,7 @@ class TestAVocabularyThatWasCut:
             ("my.tiktoken", "YQ== 98\nYg== 99\nYw== 100"),
             ("tokenizer.model", "YQ== 98\nYg== 99\nYw== 100\n"),
             ("tokenizer.model", sentencepiece()),
-            ("spiece.model", b"\x08\x01some other form\xff"),
+            ("words.model", b"\x08\x01some other form\xff"),
             ("custom_generate/requirements.txt", "torch >= 2.0\nnumpy >= 1.0\neinops"),
         ],
     )

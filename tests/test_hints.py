@@ -124,6 +124,19 @@ def _parts_without_index(place: Place, suffix: str) -> Path:
     return folder
 
 
+def _link_as_text(place: Place) -> Path:
+    """A template that was a link in a repository, cloned where links are not allowed."""
+    folder = place.hub("linked")
+    place.raw("linked/chat_template.jinja", b"../templates/chat_template.jinja")
+    return folder
+
+
+def _annexed(place: Place) -> Path:
+    folder = place.hub("annexed")
+    place.raw("annexed/model.safetensors", b"/annex/objects/SHA256E-s1048576--1234.safetensors\n")
+    return folder
+
+
 def _unfinished_download(place: Place) -> Path:
     folder = place.hub("loaded")
     place.raw("loaded/model.safetensors.aria2", b"\0\1")
@@ -329,6 +342,13 @@ CASES = (
         r"finish it \(aria2c -c, with the same address\), or if the file is known to be whole, delete .*/model\.safetensors\.aria2",
         lambda p: (p.raw("loaded/model.safetensors.aria2", b"").unlink(), merge(p.hub("loaded"), p)),
     ),
+    Case(
+        "a link that became a text",
+        lambda p: merge(_link_as_text(p), p),
+        r"put the file that it names in its place",
+        lambda p: (p.raw("linked/chat_template.jinja", b"{{ messages }}"), merge(p.hub("linked"), p)),
+    ),
+    Case("a pointer of git-annex", lambda p: merge(_annexed(p), p), r"run `git annex get` in its repository"),
     Case("a page", lambda p: merge(p.raw("h/model.pt", b"<html></html>" * 10), p), r"if it was downloaded, .*"),
     Case("a gzip file", lambda p: merge(p.raw("g/model.pt", b"\x1f\x8b" + bytes(100)), p), r"unpack it first"),
     Case(

@@ -47,6 +47,7 @@ FACTS: dict[str, tuple[Folder, str, str]] = {
     ),
     "half a chat template": ((W, config(), {"chat_template.jinja": "{% if a %}"}), "damaged-asset", "damaged-side-file"),
     "a server's answer": ((W, config(), {"merges.txt": "Entry not found"}), "damaged-asset", "damaged-side-file"),
+    "a template under nearly its name": ((W, config(), {"Chat_Template.jinja": "{{ messages }}"}), "near-name", "near-name"),
     "settings of generation without an end": (
         (W, config(eos_token_id=3), {"generation_config.json": {"max_new_tokens": 16}}),
         "no-end",

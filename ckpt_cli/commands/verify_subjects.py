@@ -37,7 +37,7 @@ from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
 
 STATE = "extract-state"
-UNREAD = ("damaged-config", "lfs-pointer", "unreadable-file")
+UNREAD = ("damaged-config", "lfs-pointer", "file-pointer", "unreadable-file")
 """What can be found about a config that is not compared with anything."""
 
 

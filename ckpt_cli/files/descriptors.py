@@ -12,8 +12,9 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ckpt_cli.errors import LfsPointer, NotFetched, NotFound, Unreadable
+from ckpt_cli.errors import NotFetched, NotFound, Unreadable
 from ckpt_cli.files.leftovers.downloads import refuse_unfinished
+from ckpt_cli.files.leftovers.pointers import POINTER_SIZE, refuse_pointer
 from ckpt_cli.urls import full_name
 
 OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -30,10 +31,6 @@ HINTS = {
     errno.ESTALE: "the file system was remounted or the file replaced: run the command again",
 }
 """What helps against a system error. For EIO and others nothing is known to help."""
-
-LFS_START = b"version https://git-lfs.github.com/spec/"
-LFS_SIZE = 1024
-"""A pointer is smaller than this (docs/spec.md of git-lfs)."""
 
 STORE = -1
 """In place of the device of a file that lies in a store."""
@@ -165,8 +162,8 @@ def opened(name: str) -> tuple[int, Identity]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise Unreadable("not a regular file", path=name)
-        if len(LFS_START) < status.st_size < LFS_SIZE:
-            refuse_pointer(beginning(fd, len(LFS_START)), name)
+        if status.st_size < POINTER_SIZE:
+            refuse_pointer(beginning(fd, status.st_size), name, status.st_size)
         refuse_unfinished(name)
     except OSError as error:
         os.close(fd)
@@ -175,12 +172,6 @@ def opened(name: str) -> tuple[int, Identity]:
         os.close(fd)
         raise
     return fd, Identity.of(name, status)
-
-
-def refuse_pointer(start: bytes, name: str) -> None:
-    """Raise LfsPointer if a small file begins like one."""
-    if start.startswith(LFS_START):
-        raise LfsPointer("this is a Git LFS pointer, not the file itself", path=name)
 
 
 def beginning(fd: int, length: int) -> bytes:

@@ -385,15 +385,15 @@ def check_small(size: int, limit: int, path: object) -> None:
         raise CorruptFile(f"{size} bytes is too large for a side file", path=path, expected=f"at most {limit} bytes")
 
 
-def begins_with(path: Path, start: bytes) -> bool:
-    """Whether a file begins with these bytes, of which no more are read. Raises what opening raises."""
+def beginning_of(path: Path, length: int) -> bytes:
+    """The first bytes of a file, no more of which is read. Raises what opening raises."""
     if is_remote(path):
         from ckpt_cli.files.remote.tree import remote_beginning
 
-        return remote_beginning(path, len(start)) == start
+        return remote_beginning(path, length)
     fd, _ = opened(os.fspath(path))
     try:
-        return beginning(fd, len(start)) == start
+        return beginning(fd, length)
     except OSError as error:
         raise unreadable(error, path, "reading failed") from error
     finally:

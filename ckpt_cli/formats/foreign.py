@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.folders import Folders
-from ckpt_cli.files.source import begins_with
+from ckpt_cli.files.source import beginning_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def foreign_error(path: Path, there: Folders, levels: int = DEEP) -> Unsupported
 
 def foreign_content(path: Path) -> Unsupported | None:
     """The error for a file that begins as those of another program do, whatever its name."""
-    kind = next((k for k in FOREIGN if k.begins and path.name.endswith(k.suffix) and begins_with(path, k.begins)), None)
+    kind = next((k for k in FOREIGN if k.begins and path.name.endswith(k.suffix) and beginning_of(path, len(k.begins)) == k.begins), None)
     return None if kind is None else Unsupported(f"this is {kind.what}, which is not read", path=path, hint=kind.hint)
 
 

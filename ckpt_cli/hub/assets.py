@@ -24,6 +24,7 @@ from ckpt_cli.hub.beside.listed import Listed, Seen, json_of, listed
 from ckpt_cli.hub.beside.named import named_by, not_passed_on
 from ckpt_cli.hub.beside.names import AUXILIARY as AUXILIARY
 from ckpt_cli.hub.beside.names import CONFIG as CONFIG
+from ckpt_cli.hub.beside.near_names import near_notes
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.beside.whole import lacking_processors, lacks_tokenizer, tokenizer_of
 from ckpt_cli.hub.config import architecture
@@ -129,8 +130,11 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
     adapters = [path for path in (home / ADAPTER_CONFIG for home in homes) if is_file(path)]
     watched = tuple(seen.at(path) for path in (*files.values(), *adapters))
     tokenizer = tokenizer_at(files[TOKENIZER], files) if TOKENIZER in files else None
+    of_run = {name for place in places for name in place.files}
+    told = near_notes([path for place in places for path in place.near], of_run, files, last.files if last is not None else {})
     passed = (tuple(broken), no_configs, tuple(aside))
-    return Assets(files, config, tokenizer, False, chosen.unused, watched, *passed, choices=(*chosen.notes, *not_passed_on(named.lacking)))
+    choices = (*chosen.notes, *told, *not_passed_on(named.lacking))
+    return Assets(files, config, tokenizer, False, chosen.unused, watched, *passed, choices=choices)
 
 
 def _of_base(base: Path, seen: Seen, configs: Callable[[], Sequence[Any]]) -> Listed:

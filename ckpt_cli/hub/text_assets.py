@@ -1,4 +1,4 @@
-"""Texts and vocabularies beside the weights, as loaders read them, and what speaks against them: not UTF-8, cut off, another thing."""
+"""Texts and vocabularies beside the weights, as loaders read them, and what speaks against them: no text, cut off, another thing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ckpt_cli.errors import CkptError, CorruptFile
-from ckpt_cli.files.source import begins_with, read_small, size_of
+from ckpt_cli.files.source import beginning_of, read_small, size_of
 from ckpt_cli.hub.beside.names import ASSET_NAMES
 from ckpt_cli.hub.contents.answers import answer_in, answer_of
-from ckpt_cli.hub.contents.cuts import cut_code, cut_pieces, cut_table, cut_text
+from ckpt_cli.hub.contents.cuts import begins_with_a_piece, cut_code, cut_pieces, cut_table, cut_text, error_in
+from ckpt_cli.hub.contents.forms import conflict_in, form_of, no_code, no_text, no_utf8
 from ckpt_cli.hub.contents.templates import broken, templates_in
 from ckpt_cli.tensors.component import Note
 
@@ -22,8 +23,12 @@ TEXTS = (".json", ".jinja")
 FILLED = re.compile(r".*\.(json|jinja|model|tiktoken|spm|codes|tokenizer)|(vocab|merges|dict)\.txt")
 """Files that have content, whatever a model is: an empty one is left by an interrupted copy or a full disk."""
 
-OF_SENTENCEPIECE = re.compile(r".*\.(model|spm)(\.v[0-9]\w*)?")
+OF_SENTENCEPIECE = re.compile(r".*\.(model|spm)(\.v[0-9]\w*)?|.*\.tokenizer")
 TABLES = re.compile(r".*\.(tiktoken|codes)|(merges|vocab|dict)\.txt")
+MODELS = re.compile(r"tokenizer\.model(\.v[0-9]\w*)?|(spiece|sentencepiece|sentencepiece\.bpe|spm|spm_char)\.model|(source|target)\.spm")
+TABLE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?(\n|\Z)|\s*\{")
+NO_MODEL = "the file is neither a model of sentencepiece nor a table of tiktoken"
+"""What classes read only as one of the two, and how a table begins. JSON is a form that some code of a model may read."""
 UNOPENED = re.compile(r"(license|notice|copying)\b.*", re.IGNORECASE)
 """What no loader opens."""
 
@@ -37,6 +42,7 @@ MAX_CONTENT = 16 << 20
 ZEROS = bytes(8)
 """What none of them begins with: they are texts, or models of sentencepiece (a field of a protocol buffer)."""
 OF_ZEROS = "the file begins with zeros, as after a power loss"
+BEGINNING = 64
 
 MARK = b"\xef\xbb\xbf"
 """The byte order mark that editors on Windows put in front of UTF-8; json.load refuses it, a template would print it."""
@@ -95,33 +101,40 @@ def check_filled(path: Path) -> None:
         return
     # Of a larger file the beginning says enough.
     large = size_of(path) > MAX_CONTENT
-    zeros = OF_ZEROS if large and begins_with(path, ZEROS) else None
-    trouble = zeros if large else _wrong(path.name, read_small(path))
+    trouble = _form(beginning_of(path, BEGINNING)) if large else _wrong(path.name, read_small(path))
     if trouble is not None:
         raise CorruptFile(trouble, path=path)
 
 
+def _form(raw: bytes) -> str | None:
+    return OF_ZEROS if raw.startswith(ZEROS) else form_of(raw)
+
+
 def _wrong(name: str, raw: bytes) -> str | None:
     """What is wrong with the content of code, of a table of words, or of a vocabulary."""
-    if raw.startswith(ZEROS):
-        return OF_ZEROS
-    if OF_SENTENCEPIECE.fullmatch(name):
-        if (trouble := cut_pieces(raw)) is not None or not _is_text(raw):
-            return trouble
-    elif (trouble := cut_text(raw)) is not None:
+    if (trouble := _form(raw)) is not None:
         return trouble
-    if name.endswith(".py") and (trouble := cut_code(raw)) is not None:
-        return _answer(raw) or trouble
-    table = TABLES.fullmatch(name) or OF_SENTENCEPIECE.fullmatch(name)
-    return _answer(raw) or (cut_table(raw.decode("utf-8", "replace")) if table else None)
+    text = raw.decode("utf-8", "replace")
+    if name.endswith(".py"):
+        return _of_code(raw, text)
+    is_table, is_model = TABLES.fullmatch(name) is not None, OF_SENTENCEPIECE.fullmatch(name) is not None
+    if is_model and begins_with_a_piece(raw):
+        return cut_pieces(raw)
+    if not is_model and (trouble := cut_text(raw) or (no_utf8(raw) if is_table else no_text(raw))) is not None:
+        return trouble
+    if is_model and MODELS.fullmatch(name) and TABLE.match(raw) is None:
+        return _answer(raw) or conflict_in(text) or NO_MODEL
+    if is_model and no_utf8(raw) is not None:
+        return None
+    return _answer(raw) or conflict_in(text) or (cut_table(text) if is_table or is_model else None)
 
 
-def _is_text(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def _of_code(raw: bytes, text: str) -> str | None:
+    """What is wrong with Python code, which may be in the encoding that it names, and quote what is wrong with others."""
+    odd = no_code(raw)
+    if odd is not None or raw.endswith(ZEROS):
+        return cut_text(raw) or odd
+    return (conflict_in(text) or _answer(raw) or cut_code(raw)) if error_in(raw) is not None else _answer(raw)
 
 
 def _answer(raw: bytes) -> str | None:
@@ -154,25 +167,26 @@ def text_notes(assets: Mapping[str, Path], known: Mapping[str, Callable[[], Chec
 
 def unmarked(path: Path) -> bytes | Path:
     """The path of a text, or its content if that begins with a byte order mark."""
-    marked = path.suffix in TEXTS and begins_with(path, MARK)
+    marked = path.suffix in TEXTS and beginning_of(path, len(MARK)) == MARK
     return read_small(path).removeprefix(MARK) if marked else path
 
 
 def _parsed(path: Path, raw: bytes) -> Any:
     """The content of JSON, None of a template. Raises CorruptFile for what is another thing, or a part of it."""
     try:
-        if raw.startswith(ZEROS):
-            raise CorruptFile(OF_ZEROS, path=path)
+        if (trouble := _form(raw)) is not None:
+            raise CorruptFile(trouble, path=path)
         text = raw.decode()
         if path.suffix != ".json":
-            content, trouble = None, _answer(raw) or cut_text(raw) or broken(text)
+            content, trouble = None, _answer(raw) or cut_text(raw) or conflict_in(text) or broken(text)
         else:
             content = json.loads(text)
             trouble = _odd(path.name, content)
     except UnicodeDecodeError:
         raise CorruptFile(cut_text(raw) or "the file is not UTF-8", path=path) from None
     except (ValueError, RecursionError):
-        raise CorruptFile(_answer(raw) or ("the file is empty" if not raw else "the file is not valid JSON"), path=path) from None
+        why = _answer(raw) or conflict_in(text) or ("the file is empty" if not raw else "the file is not valid JSON")
+        raise CorruptFile(why, path=path) from None
     if trouble is not None:
         raise CorruptFile(trouble, path=path)
     return content
@@ -185,5 +199,5 @@ def _odd(name: str, content: Any) -> str | None:
         return f"the file holds {held}"
     if not isinstance(content, dict):
         return "the file does not hold a JSON object" if name in OBJECTS else None
-    found = next((why for why in map(broken, templates_in(content)) if why is not None), None)
+    found = next((why for text in templates_in(content) if (why := conflict_in(text) or broken(text)) is not None), None)
     return f"chat_template: {found}" if found is not None else None

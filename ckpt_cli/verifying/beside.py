@@ -18,6 +18,7 @@ from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import partial_text
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
+from ckpt_cli.hub.beside.near_names import is_near_some, near_names
 from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
@@ -48,6 +49,8 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
     yield from damaged_files(files)
     yield from _incomplete(assets)
     yield from _without_named(files)
+    for name, paths in near_names(files_in(folder, is_near_some), files, files).items():
+        yield from (finding("near-name", f"no loader reads it under this name, and there is no {name}", file=path.name) for path in paths)
 
 
 def damaged_files(files: Mapping[str, Path], *, written: bool = True) -> Iterator[Finding]:

@@ -45,7 +45,7 @@ KINDS: dict[str, Kind] = {
     "damaged-side-file": Kind(
         "error",
         "headers",
-        "a file of the tokenizer, the processor or the code is empty, cut off, cannot be read, or holds a server's answer",
+        "a file of the tokenizer, the processor or the code is empty, cut off, cannot be read, or holds something else than its name says",
         "get it again from the base",
     ),
     "partial-tokenizer": Kind(
@@ -66,10 +66,22 @@ KINDS: dict[str, Kind] = {
         "a file beside the weights names another one, such as the numbers that a policy scales with, which is not there: it does not load",
         "copy that file from the run or the base that the first one is from",
     ),
+    "near-name": Kind(
+        "warning",
+        "headers",
+        "a file whose name is nearly that of a side file which is missing: other letters, a suffix more, a second download",
+        "rename it, if it is that file",
+    ),
     "changed-side-file": Kind(
         "warning", "headers", "a file beside the weights has changed since it was written", "merge again, unless it was changed on purpose"
     ),
     "lfs-pointer": Kind("error", "headers", "a Git LFS pointer stands in place of a file", "git lfs pull, in its repository"),
+    "file-pointer": Kind(
+        "error",
+        "headers",
+        "a pointer of git-annex or git-xet, or the text of a link, stands in place of a file",
+        "get the file itself, and put it in its place",
+    ),
     "unfinished-download": Kind(
         "error",
         "headers",

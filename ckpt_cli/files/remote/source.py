@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ckpt_cli.errors import CorruptFile, NotFound
-from ckpt_cli.files.descriptors import LFS_SIZE, refuse_pointer
+from ckpt_cli.files.leftovers.pointers import refuse_pointer
 from ckpt_cli.files.remote.ranges import Extent, Extents, extents_of
 from ckpt_cli.files.remote.store import Buffer, Entry, Store, store_of
 from ckpt_cli.files.remote.tree import ListedFile, tree_of
@@ -331,8 +331,7 @@ def _opened(address: Address) -> Opened:
     if begun is None:
         raise NotFound("no such file", path=address.path)
     entry, start, data = begun
-    if entry.size < LFS_SIZE:
-        refuse_pointer(bytes(data), str(address.path))
+    refuse_pointer(data, str(address.path), entry.size)
     if not from_end or start == 0:
         return Opened(store, entry, ((start, data),))
     head = min(HEAD, start)

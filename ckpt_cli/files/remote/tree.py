@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ckpt_cli.errors import NotFound, SourceChanged, Unreadable
-from ckpt_cli.files.descriptors import LFS_SIZE, STORE, Identity, refuse_pointer
+from ckpt_cli.files.descriptors import STORE, Identity
 from ckpt_cli.files.leftovers.downloads import refuse_unfinished
+from ckpt_cli.files.leftovers.pointers import refuse_pointer
 from ckpt_cli.files.remote.store import Entry, Listing, Store, store_of
 from ckpt_cli.files.remote.web import Answers, listing_of_web, names_on_page
 from ckpt_cli.files.source import check_small
@@ -129,8 +130,7 @@ class Tree:
             data += bytes(self._store.read(key, len(data), entry.size, entry))
         if len(data) != entry.size:
             raise SourceChanged(f"{len(data)} bytes were read of a file that had {entry.size}", path=self._at(key).path)
-        if entry.size < LFS_SIZE:
-            refuse_pointer(data, str(self._at(key).path))
+        refuse_pointer(data, str(self._at(key).path), entry.size)
         self.refuse_unfinished(key)
         with self._lock:
             self._contents[key] = data

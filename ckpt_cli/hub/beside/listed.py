@@ -30,6 +30,7 @@ from ckpt_cli.hub.beside.names import (
     is_put_aside,
     is_unknown,
 )
+from ckpt_cli.hub.beside.near_names import is_near_some
 from ckpt_cli.hub.custom_code import custom_code
 
 OF_BAGEL = ("llm_config.json", "ema.safetensors")
@@ -57,7 +58,8 @@ class Listed:
     """The asset files of a ``folder`` by name; one in a folder of it is called like its path there.
 
     ``broken`` are links that lead nowhere. ``no_configs`` are files named config.json that hold something else, and what; ``aside`` are
-    copies, archives, arrays and pickles that a library may need, and large unknown files.
+    copies, archives, arrays and pickles that a library may need, and large unknown files. ``near`` have names that are nearly those of
+    others.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class Listed:
     broken: tuple[Path, ...] = ()
     no_configs: Mapping[Path, str] = field(default_factory=dict)
     aside: tuple[Path, ...] = ()
+    near: tuple[Path, ...] = ()
 
     def only(self, wanted: Callable[[str], object]) -> dict[str, Path]:
         return {name: path for name, path in self.files.items() if wanted(name)}
@@ -100,7 +103,8 @@ def listed(folder: Path, seen: Seen, *, everything: bool, configs: Callable[[], 
     modules = {path.stem: path for path in present if path.suffix == ".py"}
     code = custom_code(modules, [*json_of(found.values(), seen), *configs()], folder) if modules else {}
     read = _read_by(code.values(), there.files(folder, is_unknown) if code else [])
-    return Listed(folder, found | code | read | _in_folders(folder, there), tuple(broken), no_configs, tuple(aside))
+    near = tuple(there.files(folder, is_near_some))
+    return Listed(folder, found | code | read | _in_folders(folder, there), tuple(broken), no_configs, tuple(aside), near)
 
 
 def _in_folders(folder: Path, there: Folders) -> dict[str, Path]:

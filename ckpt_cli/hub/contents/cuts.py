@@ -46,6 +46,14 @@ def cut_code(raw: bytes) -> str | None:
 
     An error anywhere else may be syntax of a newer Python than this one.
     """
+    found = error_in(raw)
+    if found is None or not _ends_early(raw.decode("utf-8-sig"), found):
+        return None
+    return f"the code ends in the middle: {found.msg}, line {found.lineno}"
+
+
+def error_in(raw: bytes) -> SyntaxError | None:
+    """Where Python code in UTF-8 does not parse; None also for what is not known."""
     if len(raw) > MAX_CODE:
         return None
     try:
@@ -54,8 +62,7 @@ def cut_code(raw: bytes) -> str | None:
             warnings.simplefilter("ignore")
             symtable.symtable(text, "code", "exec")
     except SyntaxError as error:
-        if _ends_early(text, error):
-            return f"the code ends in the middle: {error.msg}, line {error.lineno}"
+        return error
     except (ValueError, RecursionError, MemoryError, OverflowError):
         return None
     return None
@@ -117,7 +124,7 @@ def cut_table(text: str) -> str | None:
 
 def cut_pieces(raw: bytes) -> str | None:
     """Why a model of sentencepiece was cut off, by the lengths of its fields. None for what is whole, or is no such model."""
-    if not _begins_with_a_piece(raw):
+    if not begins_with_a_piece(raw):
         return None
     place, fields = 0, set[int]()
     while place < len(raw):
@@ -131,7 +138,7 @@ def cut_pieces(raw: bytes) -> str | None:
     return None if fields & SPECS else "the file ends with its vocabulary, and does not say how that is used"
 
 
-def _begins_with_a_piece(raw: bytes) -> bool:
+def begins_with_a_piece(raw: bytes) -> bool:
     """Whether bytes begin as a vocabulary of sentencepiece: with a field that begins with a text."""
     number, end = _field(raw, 0)
     length = _number(raw, 1)

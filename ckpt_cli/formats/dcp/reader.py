@@ -19,6 +19,7 @@ from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
+from ckpt_cli.formats.dcp.kept_configs import configs_among
 from ckpt_cli.formats.dcp.metadata import (
     ITEM_FILE,
     METADATA,
@@ -31,6 +32,7 @@ from ckpt_cli.formats.dcp.metadata import (
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes, train_mode_of
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
+from ckpt_cli.formats.kept_configs import KeptConfig
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
@@ -117,6 +119,10 @@ class Dcp(Format):
     def counts_ranks(self, match: Match) -> bool:
         # Saved without collectives, every rank has metadata of its own.
         return match.trouble is not None or any(is_file(root / METADATA) for root in (match.root, *match.more_roots))
+
+    def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
+        roots = (match.root, *match.more_roots)
+        return configs_among(read_catalog(roots, files), ItemReader(roots, files))
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         roots = (match.root, *match.more_roots)

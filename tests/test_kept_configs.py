@@ -72,6 +72,13 @@ def in_dcp(content: dict[str, Any], folder: Path) -> Path:
     return folder / "ep1-ba100"
 
 
+def in_dcp_of_lightning(content: dict[str, Any], folder: Path) -> Path:
+    step = folder / "epoch=1-step=100"
+    dcp.save({"state_dict": content.pop("state_dict")}, checkpoint_id=step)
+    torch.save(content, step / "meta.pt")
+    return step
+
+
 def in_deepspeed(content: dict[str, Any], folder: Path) -> Path:
     step = folder / "global_step5"
     step.mkdir(parents=True)
@@ -96,6 +103,7 @@ SAVES = [
     (pickled, in_file),
     (own_loop, in_rank_file),
     (own_loop, in_deepspeed),
+    (lightning, in_dcp_of_lightning),
 ]
 
 

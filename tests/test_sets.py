@@ -96,6 +96,9 @@ PARTS = [
     "shard-00001-model-00001-of-00002.safetensors",
     "model_rank0.pt",
     "pytorch_model_fsdp_rank0.bin",
+    "sdp_00.pt",
+    "model_wp0.pt",
+    "non-tp.pt",
 ]
 
 
@@ -110,7 +113,7 @@ class TestNames:
 
     @pytest.mark.parametrize(
         "folder",
-        ["mp_rank_01", "mp_rank_00_001", "tp_rank_00_pp_rank_000", "zero/model.norm.weight"],
+        ["mp_rank_01", "mp_rank_00_001", "tp_rank_00_pp_rank_000", "zero/model.norm.weight", "pp_00/tp_00"],
     )
     def test_the_folder_of_one_rank_is_a_part(self, folder: str, tmp_path: Path) -> None:
         path = put(tmp_path / folder / ("fp32.pt" if folder.startswith("zero") else "model_weights.ckpt"))
@@ -156,6 +159,9 @@ class TestNames:
             "model-rank16.pt",
             "svd_rank_64.pt",
             "layers12.pt",
+            "model.00.pt",
+            "epoch_00.pt",
+            "model.1.pt",
         ],
     )
     def test_whole_files_stay_readable(self, name: str, tmp_path: Path) -> None:

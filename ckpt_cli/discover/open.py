@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
-from ckpt_cli.discover.beside.configs import config_notes
+from ckpt_cli.discover.beside.configs import config_notes, with_config
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.final_model import compared_stray_notes, stray_notes
 from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
@@ -48,7 +48,6 @@ from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
-from ckpt_cli.hub.megatron.config import config_from
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average, statistics_notes
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered
@@ -264,7 +263,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     except IsOptimizer as error:
         error.hint = weights_hint(place.match.root, Folders())
         raise
-    assets, made = _with_config(assets, component)
+    assets, made = with_config(assets, component, place.match, files, base)
     refuse_stage(found, place, component, files)
     models = {} if found.is_named(place) else model_notes(found, place, component, assets.config, files)
     restarts = restart_notes(place.home, place.name, component.tensors, base, files)
@@ -304,17 +303,6 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
             notes = (*notes, *statistics_notes(name, component.tensors, tensors))
     component = replace(component, name=name, notes=notes, watched=(*component.watched, *watched_manifest(component.root, files)))
     return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
-
-
-def _with_config(assets: Assets, component: Component) -> tuple[Assets, list[Note]]:
-    """The assets with a config that the arguments of a training describe, where there is no config.json."""
-    if assets.config or not component.arguments:
-        return assets, []
-    config = config_from(component.arguments)
-    if isinstance(config, str):
-        return assets, [Note("info", "no-config", f"no config.json can be written: {config}")]
-    text = f"there is no config.json: it is written from the training's arguments, as {config['architectures'][0]}"
-    return replace(assets, config=config, made=True), [Note("info", "config-made", text)]
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:

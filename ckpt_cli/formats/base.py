@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.kept_configs import KeptConfig
 from ckpt_cli.names import ShardOrder as ShardOrder
 from ckpt_cli.tensors.component import Component, Note
 
@@ -150,6 +151,10 @@ class Format(ABC):
     def training_states(self, match: Match, files: Files) -> Mapping[int, RankValues]:
         """The same, where each rank has its own: of all ranks, without values for those whose files are missing."""
         return {}
+
+    def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
+        """The configs of transformers that lie beside the weights in the same files. Raises what reading raises."""
+        return []
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
         """Warnings about files that may be from another save, for commands that read only the state."""

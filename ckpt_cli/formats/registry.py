@@ -18,6 +18,7 @@ module                reads
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -41,6 +42,7 @@ from ckpt_cli.formats.safetensors.folder import HubFolder
 from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
 from ckpt_cli.formats.sets.names import index_beside, part_error
+from ckpt_cli.formats.sets.neighbours import neighbour_error
 from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing
 from ckpt_cli.formats.torch_files.counters import averaged
@@ -48,6 +50,7 @@ from ckpt_cli.formats.torch_files.reader import TorchFiles
 from ckpt_cli.formats.unread import Unread
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component
+from ckpt_cli.tensors.tensor import Tensor
 
 FORMATS: tuple[Format, ...] = (
     RankShards(),
@@ -112,8 +115,8 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     try:
         with Uncollected(), files.noting() as opened:
             component = averaged(format_of(match).describe(match, files, options))
-            if alone is not None and (error := share_error(component.tensors, alone, files)) is not None:
-                raise error
+            if alone is not None:
+                _refuse_share(component, alone, files, options)
     except InputError as trouble:
         if trouble.path is None and trouble.tensor is None:
             trouble.path = str(match.files[0] if len(match.files) == 1 else match.root)
@@ -123,6 +126,18 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     refuse_placeholders(component)
     notes = (*order_notes(component.notes, options.shard_order), *unversioned_notes(origins_of(component.tensors.values())))
     return replace(component, notes=notes, watched=tuple(opened.values()))
+
+
+def _refuse_share(component: Component, alone: Path, files: Files, options: ReadOptions) -> None:
+    """Raise PartOfSet if what a file holds, or the one with the next number, shows that it is one of several of a model."""
+
+    def read(path: Path) -> Mapping[str, Tensor]:
+        match = next((match for match in recognise(path) if match.format == component.format), None)
+        return format_of(match).describe(match, files, options).tensors if match is not None else {}
+
+    error = share_error(component.tensors, alone, files) or neighbour_error(component.tensors, alone, Folders(), read)
+    if error is not None:
+        raise error
 
 
 def _size_of_others(match: Match, short: str | None, files: Files) -> str | None:
@@ -149,7 +164,7 @@ def _doubted(match: Match, there: Folders) -> Match:
     if match.trouble is not None:
         return match
     alone = _alone(match)
-    trouble = part_error(alone, there) if alone is not None else None
+    trouble = part_error(alone, there) or stage_error(alone.parent, there) if alone is not None else None
     return replace(match, trouble=trouble or stage_error(match.root, there))
 
 

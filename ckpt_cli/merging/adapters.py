@@ -19,6 +19,7 @@ from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import lacks_base
 from ckpt_cli.lora.merge import adapters_alone, exported_adapter
+from ckpt_cli.merging.frozen import frozen_notes
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.trained_on import fused_before, trained_on_notes
 from ckpt_cli.names import LoraMode
@@ -84,12 +85,19 @@ def adapter_files(component: OpenedComponent, config: bytes) -> SideFiles:
     return {**assets, ADAPTER_CONFIG: config}
 
 
-def fused_adapters(component: OpenedComponent, base: Base | None, before: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Note, ...]]:
-    """The checksums of all adapters that the output will hold, and notes about the base that they meet. Raises what `fused_before` does."""
+def fused_adapters(
+    component: OpenedComponent, base: Base | None, before: tuple[str, ...], alpha: float | None
+) -> tuple[tuple[str, ...], tuple[Note, ...]]:
+    """The checksums of all adapters that the output will hold, and notes about the base that they meet.
+
+    Raises what `fused_before` and `frozen_notes` do.
+    """
     state = parse_peft(component.component.tensors)
     digest = adapter_digest(state.exported)
-    if base is None or base.component is None or not lacks_base(state):
+    if base is None or base.component is None:
         return (*before, digest), ()
+    if not lacks_base(state):
+        return (*before, digest), tuple(frozen_notes(component, base, state, alpha))
     fused_before(base, digest, component.component)
     notes = trained_on_notes(adapter_facts(component.homes, None).config, base)
     return (*before, *base.fused_adapters, digest), tuple(notes)

@@ -208,7 +208,7 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
     if not keep and has_adapters(chosen.tensors):
         alone = setting.base is not None and adapters_alone(chosen.tensors)
         reference = setting.base.weights() if setting.base is not None and alone else None
-        fused, notes = fused_adapters(component, setting.base, fused)
+        fused, notes = fused_adapters(component, setting.base, fused, options.lora_alpha)
         chosen, lora, more = with_adapters_fused(
             component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"), allow_overflow=options.allow_overflow
         )

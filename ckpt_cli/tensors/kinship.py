@@ -32,10 +32,11 @@ LEAST = 0.1
 """A cosine below is none, however long the sample is: unrelated models have a little in common too."""
 
 
-def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor], enough: int | None = None) -> str | None:
     """What was measured, in words, if every sampled matrix says that the weights have nothing in common; None otherwise.
 
-    Matrices that one side took from the other are no evidence, nor are those that are all zero, or of numbers that need a scale.
+    ``enough`` matrices must be sampled, by default `ENOUGH`. Those that one side took from the other are no evidence, nor are those that
+    are all zero, or of numbers that need a scale.
     """
     common = [name for name, tensor in mine.items() if name in other and _comparable(tensor, other[name])]
     step = max(len(common) / MATRICES, 1.0)
@@ -48,7 +49,7 @@ def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | 
         if abs(cosine) > max(LEAST, NOISE / math.sqrt(count)):
             return None
         found.append(cosine)
-    if len(found) < ENOUGH:
+    if len(found) < (enough or ENOUGH):
         return None
     largest = max(found, key=abs)
     return f"cosine {abs(largest):.2f} or less in {len(found)} of {len(found)} sampled matrices"

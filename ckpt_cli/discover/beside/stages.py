@@ -12,8 +12,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
-from ckpt_cli.formats.sets.stages import part_of_stages, siblings
-from ckpt_cli.name_patterns import pattern_of
+from ckpt_cli.formats.sets.stages import complement, part_of_stages, siblings
 from ckpt_cli.tensors.component import Component
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -35,7 +34,7 @@ def stage_trouble(folder: Path, tensors: Mapping[str, Tensor], files: Files, is_
     there = Folders()
     others = siblings(folder, there) if there.is_folder(folder) else []
     held = _tensors_in(others[0], files, is_like) if others else None
-    return part_of_stages(folder, others) if held is not None and _complement(tensors, held) else None
+    return part_of_stages(folder, others) if held is not None and complement(tensors, held) else None
 
 
 def _tensors_in(folder: Path, files: Files, is_like: Callable[[Match], bool]) -> Mapping[str, Tensor] | None:
@@ -45,11 +44,3 @@ def _tensors_in(folder: Path, files: Files, is_like: Callable[[Match], bool]) ->
         return describe(replace(match, trouble=None), files, ReadOptions()).tensors if match is not None else None
     except CkptError:
         return None
-
-
-def _complement(mine: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """Whether two components have no tensor in common, but the same modules under other numbers."""
-    if mine.keys() & others.keys():
-        return False
-    kinds = [{pattern for name in names if (pattern := pattern_of(name)[0]) != name} for names in (mine, others)]
-    return bool(kinds[0] & kinds[1])

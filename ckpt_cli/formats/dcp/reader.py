@@ -15,10 +15,12 @@ from typing import Any
 from ckpt_cli.errors import CkptError, CorruptFile, IsOptimizer, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
+from ckpt_cli.formats.dcp.kept_configs import configs_among
 from ckpt_cli.formats.dcp.metadata import (
     ITEM_FILE,
     METADATA,
@@ -31,6 +33,7 @@ from ckpt_cli.formats.dcp.metadata import (
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes, train_mode_of
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
+from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
@@ -50,6 +53,9 @@ FORMAT = "dcp"
 MEGATRON = re.compile(r"decoder\.layers\.[0-9]+\.(self_attention|mlp)\.linear_", re.ASCII)
 PADDLE = re.compile(r"[0-9]+\.metadata", re.ASCII)
 """What Paddle calls the metadata of its own ``.distcp`` files."""
+
+OF_LIGHTNING = "meta.pt"
+"""What Lightning has in a ``.ckpt`` file besides tensors."""
 
 
 class Dcp(Format):
@@ -119,6 +125,12 @@ class Dcp(Format):
     def counts_ranks(self, match: Match) -> bool:
         # Saved without collectives, every rank has metadata of its own.
         return match.trouble is not None or any(is_file(root / METADATA) for root in (match.root, *match.more_roots))
+
+    def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
+        roots = (match.root, *match.more_roots)
+        beside = next((root / OF_LIGHTNING for root in roots if is_file(root / OF_LIGHTNING)), None)
+        held = configs_in(files.parsed(beside, TorchFile)) if beside is not None else []
+        return [*held, *configs_among(read_catalog(roots, files), ItemReader(roots, files))]
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         roots = (match.root, *match.more_roots)

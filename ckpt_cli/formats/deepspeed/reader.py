@@ -9,6 +9,7 @@ from typing import Any
 from ckpt_cli.errors import CkptError, NotFound, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
+from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import with_aliases
 from ckpt_cli.formats.base import WEIGHTS_16, Format, Match, ReadOptions
@@ -28,6 +29,7 @@ from ckpt_cli.formats.deepspeed.state import (
 )
 from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tensors
 from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, frozen_notes, slot_tensors, stored_weights
+from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.names import plural
@@ -83,6 +85,9 @@ class DeepSpeed(Format):
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         save = read_save(match, files)
         return training_values(save), save.first.path
+
+    def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
+        return configs_in(files.parsed(read_save(match, files).first.path, TorchFile))
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
         return steps_of_optimizer(read_save(match, files))

@@ -19,6 +19,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import APART, MAX_RANKS, Format, Match, ReadOptions, missing_of
+from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.recorded import recorded_rank
@@ -132,6 +133,9 @@ class RankShards(Format):
         first, main = min(match.ranks), match.group or self.groups(match, files)[0]
         state = read_rank_file(first, match.ranks[first], files, match.component, match.group, main).state
         return max(max(match.ranks) + 1, announced_size(state))
+
+    def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
+        return configs_in(files.parsed(match.ranks[min(match.ranks)], TorchFile)) if match.ranks else []
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         main = match.group or self.groups(match, files)[0]

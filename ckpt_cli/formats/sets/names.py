@@ -85,9 +85,9 @@ MARKS = (
     RANK,
     SHARD,
     set_kind(r"(?<![a-z])part(ition)?[-_. ]?(?P<part>\d+)(?!\d)", "a model in parts", "part"),
-    set_kind(r"(?<![a-z])(tp|pp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
+    set_kind(r"(?<![a-z])(tp|pp|wp|sdp|(pp|pipe(line)?)[-_]?stage|[a-z]{1,9}[-_]parallel)[-_. ]?(?P<part>\d+)(?!\d)", "model parallelism"),
 )
-"""Marks anywhere in a name."""
+"""Marks anywhere in a name; ``wp`` is InternEvo's weight parallelism, ``sdp`` fairseq2's sharded data parallelism."""
 
 WEAK = set_kind(
     r"(?<![a-z])(mp|dp|worker|node|host|proc(ess)?|device|gpu|chunk|split|slice|piece|fragment|consolidated|layers?|block|experts?)"
@@ -102,6 +102,9 @@ TORCHTUNE = set_kind(r"hf_model_(?P<part>\d{4})_\d+\.(pt|bin|safetensors)", "tor
 
 RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", re.ASCII)
 """``mp_rank_00_001``, ``tp_rank_00_pp_rank_000``: where Megatron and NeMo put the file of one rank."""
+
+OUTSIDE = SetKind(re.compile(r"non[-_]tp\.(pt|pth|bin|safetensors)"), "a DeepSpeed checkpoint for inference", "rest")
+"""What is not in the layers that DeepSpeed cuts among ranks: ``non-tp.pt`` beside ``tp_00_00.pt``, also of one rank."""
 
 BY_CONTENT = frozenset({"model_optim_rng.pt"})
 """Names of files whose content is enough, so their folder is not considered."""
@@ -154,7 +157,7 @@ class SetMember:
     @property
     def missing(self) -> tuple[int, ...]:
         """The first missing numbers, by names: a few more than are shown."""
-        if self.kind.unit in ("layer", "parameter") or self.kind.regex is RANK_FOLDER:
+        if self.kind.unit in ("layer", "parameter", "rest") or self.kind.regex is RANK_FOLDER:
             # Layers without weights have no file, and of folders only one was looked at.
             return ()
         from_one = self.kind is OF and 0 not in self.siblings and self.number > 0 and "rank" not in self.path.name
@@ -195,6 +198,7 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
     what                     is a part                                        is not
     =======================  ===============================================  =========================================
     ``zero/<name>/fp32.pt``  always: one parameter (`UNIVERSAL`)
+    ``non-tp.pt``            always: without the layers (`OUTSIDE`)
     names of one program     always (`WHOLE_NAMES`)                           "1 in all"; number 0 alone, where content
                                                                               decides (``consolidated.00.pth``)
     "N of M" (`OF`)          always                                           M is 1; after a `COUNTER` (``epoch_3_of_10``),
@@ -212,6 +216,8 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
     folder = path.parent
     if UNIVERSAL.fullmatch(path.name) and folder.parent.name == "zero":
         return SetMember(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
+    if OUTSIDE.regex.fullmatch(path.name):
+        return SetMember(path, OUTSIDE, 0, None, {0: path})
     for kind in WHOLE_NAMES:
         fields = kind.regex.fullmatch(path.name)
         if fields:
@@ -263,6 +269,8 @@ def error_of(part: SetMember, there: Folders) -> PartOfSet:
     name, unit = part.path.name, part.kind.unit
     if unit == "parameter":
         message = f"{part.path.parent.name}/{name} is one parameter of {part.kind.writer}"
+    elif unit == "rest":
+        message = f"{name} is {part.kind.writer} without the layers, which are in files of their own (tp_00_00.pt)"
     elif part.count is not None:
         message = f"{name} is one of {part.count} files of {part.kind.writer}"
     else:

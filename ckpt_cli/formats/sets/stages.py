@@ -6,11 +6,13 @@ No format of a trainer is meant, but scripts in which every stage of a parallel 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from ckpt_cli.errors import PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import few
 
 RANKED = re.compile(
@@ -53,3 +55,11 @@ def siblings(folder: Path, there: Folders) -> list[Path]:
     found = {int(match[1]): path for path in there.folders(folder.parent, like.fullmatch) if (match := like.fullmatch(path.name))}
     own = int(fields["number"])
     return [found[number] for number in sorted(found, key=lambda number: (abs(number - own), number)) if found[number].name != folder.name]
+
+
+def complement(mine: Collection[str], others: Collection[str]) -> bool:
+    """Whether two sets of tensors have none in common, but the same modules under other numbers."""
+    if not {*mine}.isdisjoint(others):
+        return False
+    kinds = [{pattern for name in names if (pattern := pattern_of(name)[0]) != name} for names in (mine, others)]
+    return bool(kinds[0] & kinds[1])

@@ -14,6 +14,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, ReadOptions
 from ckpt_cli.formats.foreign import foreign_content
+from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.rank_files.reader import announced_size
@@ -112,6 +113,10 @@ class TorchFiles(Format):
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         file = self.single_file(match)
         return ({}, match.root) if file is None else (beside_weights(file, files, OPTIMIZER), file)
+
+    def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
+        file = self.single_file(match)
+        return [] if file is None else configs_in(files.parsed(file, TorchFile))
 
     def optimizer_files(self, match: Match, files: Files) -> OptimizerOfRanks | None:
         file = self.single_file(match)

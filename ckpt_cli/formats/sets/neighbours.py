@@ -1,0 +1,81 @@
+"""Files that differ in a number alone, from 0 on (``model.00.pt``, ``model.01.pt``): parts of one model, or models of several epochs.
+
+Their names do not tell, their content does: stages of a pipeline hold the same modules of other layers. Halves of every tensor have nothing
+in common, and the same norms; models of one training have much in common, and of several trainings no norm is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ckpt_cli.errors import CkptError, PartOfSet
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.formats.sets.names import COUNTER
+from ckpt_cli.formats.sets.stages import complement
+from ckpt_cli.names import few
+from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.kinship import unrelated
+from ckpt_cli.tensors.reading import elements
+from ckpt_cli.tensors.tensor import Tensor
+
+LAST = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,4})(?P<after>(\.[a-z]+)+)", re.ASCII | re.IGNORECASE)
+"""A file's name with a number at the end."""
+
+OF_RANKS = re.compile(r"model\.[0-9]{2}\.(pt|pth|bin)", re.ASCII)
+"""What fairseq2 called the files of tensor parallelism, and programs call those of epochs: values alone tell."""
+
+VECTORS = 8
+"""So many of the vectors that both files have are compared."""
+
+SAMPLE = 1024
+
+Tensors = Mapping[str, Tensor]
+
+
+def neighbour_error(tensors: Tensors, path: Path, there: Folders, read: Callable[[Path], Tensors]) -> PartOfSet | None:
+    """Why a file is one of a set, by what the file with the next number holds, which ``read`` describes; None if that does not show it."""
+    others = _numbered(path, there)
+    try:
+        held = read(others[0]) if others else {}
+        if not held or not (complement(tensors, held) or _cut(tensors, held, path.name)):
+            return None
+    except CkptError:
+        return None  # what cannot be read proves nothing
+    return PartOfSet(
+        f"{path.name} holds one part of a parallel model, and {others[0].name} another",
+        path=path,
+        expected=f"the whole set; beside it: {few([other.name for other in others])}",
+        hint="put the set together with the program that wrote it; if it is a whole model, rename it without the number",
+    )
+
+
+def _numbered(path: Path, there: Folders) -> list[Path]:
+    """The other files of a name, the nearest first, if they are numbered from 0 on without a gap; none for those of epochs."""
+    fields = LAST.fullmatch(path.name)
+    if fields is None or COUNTER.search(fields["before"]):
+        return []
+    like = re.compile(re.escape(fields["before"]) + r"([0-9]{1,4})" + re.escape(fields["after"]), re.ASCII)
+    found = {int(match[1]): other for other in there.entries(path.parent) if (match := like.fullmatch(other.name))}
+    if sorted(found) != list(range(len(found))):
+        return []
+    own = int(fields["number"])
+    return [found[number] for number in sorted(found, key=lambda number: (abs(number - own), number)) if number != own]
+
+
+def _cut(mine: Tensors, others: Tensors, name: str) -> bool:
+    """Whether two files hold other elements of the same tensors."""
+    if mine.keys() != others.keys():
+        return False
+    of_ranks = OF_RANKS.fullmatch(name) is not None
+    if unrelated(mine, others, 1 if of_ranks else None) is None:
+        return False
+    vectors = [each for each in mine if each.endswith((".weight", ".bias")) and len(mine[each].shape) == 1 and _tells(mine[each])]
+    return of_ranks or any(same_samples(mine[each], others[each]) for each in vectors[:VECTORS])
+
+
+def _tells(vector: Tensor) -> bool:
+    """Whether a vector has several values: untrained norms are alike in all models."""
+    values = elements(vector, 0, min(vector.numel, SAMPLE)) if vector.dtype.kind == "float" and vector.dtype.numpy is not None else ()
+    return len({*map(float, values)}) > 2

@@ -1,0 +1,97 @@
+"""Files that differ in a number alone: halves and stages of one model are parts, models of several epochs are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ckpt_cli
+from ckpt_cli.errors import PartOfSet
+
+Weights = dict[str, Tensor]
+
+
+def model(seed: int = 0, layers: int = 2) -> Weights:
+    """Trained weights: norms that are no longer ones."""
+    torch.manual_seed(seed)
+    held = {f"layers.{layer}.{name}.weight": torch.randn(64, 64) for layer in range(layers) for name in ("attn", "mlp")}
+    return {**held, "embed.weight": torch.randn(96, 64), "norm.weight": 1 + torch.randn(64) / 10}
+
+
+def half(number: int, dim: int = 0) -> Weights:
+    return {name: value.chunk(2, dim)[number].clone() if value.ndim == 2 else value for name, value in model().items()}
+
+
+def stage(number: int) -> Weights:
+    return {name: value for name, value in model().items() if name.startswith(f"layers.{number}.")}
+
+
+def epoch(number: int) -> Weights:
+    torch.manual_seed(number + 1)
+    return {name: value + torch.randn_like(value) * 0.1 * number for name, value in model().items()}
+
+
+def saved(folder: Path, name: str, part: Callable[[int], Weights], count: int = 2) -> list[Path]:
+    folder.mkdir()
+    paths = [folder / name.format(number) for number in range(count)]
+    for number, path in enumerate(paths):
+        torch.save({"model": part(number)}, path)
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.{:02d}.pt", half),
+        ("weights_{}.pt", half),
+        ("model-{}.bin", lambda number: half(number, 1)),
+        ("stage_{}.pt", stage),
+        ("model.{:02d}.pth", lambda number: {name: value for name, value in half(number).items() if value.ndim == 2}),
+    ],
+)
+def test_parts_are_refused(name: str, part: Callable[[int], Weights], tmp_path: Path) -> None:
+    first, second = saved(tmp_path / "run", name, part)
+    for path, other in ((first, second), (second, first)):
+        with pytest.raises(PartOfSet) as caught:
+            ckpt_cli.merge(path, tmp_path / "out")
+        assert other.name in str(caught.value.expected)
+        assert "rename it without the number" in str(caught.value.hint)
+        assert ckpt_cli.detect(path).exit_code == 4
+    with pytest.raises(PartOfSet):
+        ckpt_cli.average([first, second], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.{:02d}.pt", epoch),  # of one training
+        ("model.{}.pt", epoch),
+        ("seeded_{}.pt", model),  # of several: no norm is the same
+        ("step_{:02d}.pt", model),
+        ("epoch_{:02d}.pt", half),
+        ("net_{}.pt", lambda number: model(number, layers=2) if number else {"generator.weight": torch.ones(4, 4)}),
+    ],
+)
+def test_whole_models_are_read(name: str, part: Callable[[int], Weights], tmp_path: Path) -> None:
+    for path in saved(tmp_path / "run", name, part):
+        assert ckpt_cli.detect(path).exit_code == 0
+        ckpt_cli.merge(path, tmp_path / path.stem)
+
+
+def test_a_number_that_does_not_begin_with_0_says_nothing(tmp_path: Path) -> None:
+    first, second = saved(tmp_path / "run", "model_{}.pt", half)
+    second.rename(second.with_name("model_2.pt"))
+    first.rename(moved := first.with_name("model_1.pt"))
+    ckpt_cli.merge(moved, tmp_path / "out")
+
+
+def test_the_rest_of_an_inference_checkpoint_is_no_model(tmp_path: Path) -> None:
+    torch.save({"embed.weight": torch.ones(4, 4)}, tmp_path / "non-tp.pt")
+    torch.save({"layers.0.weight": torch.ones(4, 4)}, tmp_path / "tp_00_00.pt")
+    with pytest.raises(PartOfSet, match="without the layers"):
+        ckpt_cli.merge(tmp_path / "non-tp.pt", tmp_path / "out")

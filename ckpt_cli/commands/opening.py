@@ -31,8 +31,8 @@ from ckpt_cli.loading.elements import target_dtype, torch_module
 from ckpt_cli.loading.fill import fill
 from ckpt_cli.loading.lazy import LazyCheckpoint, LazyTensor
 from ckpt_cli.loading.live import config_of, describe_model
-from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
+from ckpt_cli.loading.modules.load_hooks import not_run
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
 from ckpt_cli.lora.merge import is_kept_for_reading

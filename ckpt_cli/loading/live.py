@@ -15,6 +15,7 @@ from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.source import Source
 from ckpt_cli.loading.elements import torch_module
 from ckpt_cli.loading.local_boxes import local_boxes
+from ckpt_cli.loading.modules.altered_weights import refuse_altered
 from ckpt_cli.loading.shared_memory import refuse_read_only, refuse_shared, region
 from ckpt_cli.names import stripped_names
 from ckpt_cli.tensors.tensor import Piece, Tensor
@@ -76,11 +77,13 @@ def describe_model(model: Any) -> dict[str, Tensor]:
     tell which names share their elements, also where this rank holds none of them. FSDP2 modules are resharded, so that their
     parameters are those that training updates.
 
-    Raises UsageError for no model and for one on the meta device, Unsupported for parameters that are not whole tensors or DTensors.
+    Raises UsageError for no model and for one on the meta device, Unsupported for parameters that are not whole tensors or DTensors and
+    for weights that are at present others than the trained ones.
     """
     torch = torch_module()
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    refuse_altered(model)
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             hint = "load before wrapping the model, or shard it with torch.distributed.fsdp.fully_shard"

@@ -32,10 +32,11 @@ from ckpt_cli.loading.fill import fill
 from ckpt_cli.loading.lazy import LazyCheckpoint, LazyTensor
 from ckpt_cli.loading.live import config_of, describe_model
 from ckpt_cli.loading.match import Matched, best_match, matched
+from ckpt_cli.loading.modules.adapter_scales import adapter_notes
 from ckpt_cli.loading.modules.load_hooks import not_run
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
-from ckpt_cli.lora.merge import is_kept_for_reading
+from ckpt_cli.lora.merge import adapters_alone, is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import LoraMode, Naming, stripped_names
@@ -174,6 +175,7 @@ def load_into(
         settings = settings_notes(different_settings(opened.components[0].assets.config, config), "model")
         of_order = [] if any(note.code == ROTARY_ORDER for note in named.part.notes) else _order_notes(opened, chosen, config, live, model)
         found.refuse(strict=chosen.strict, path=opened.found.path)
+        of_adapters = _adapter_notes(opened, chosen, model, found)
         done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow, checksum=chosen.checksum)
         files.check_unchanged()
     return LoadResult(
@@ -189,7 +191,7 @@ def load_into(
         missing=found.missing,
         unexpected=found.unexpected,
         overflowed=sum(done.overflowed.values()),
-        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings, *of_order)), *named.notes, *ignored),
+        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings, *of_adapters, *of_order)), *named.notes, *ignored),
         seconds=time.monotonic() - started,
     )
 
@@ -199,6 +201,13 @@ def _order_notes(opened: Opened, options: LoadOptions, config: Config, live: Map
     stored = stripped_names(opened.components[0].component.tensors).values()
     mapped = mapped_names(stored, read_key_map(options.key_map)) if options.key_map else {}
     return order_notes(mapped, lambda new: new in live, config, type(model).__name__)
+
+
+def _adapter_notes(opened: Opened, options: LoadOptions, model: object, found: Matched) -> list[Note]:
+    """What this model's adapters do otherwise than those of the checkpoint. Raises Unsupported where both belong to other weights."""
+    part, filled = opened.components[0], [pair.name for pair in found.pairs]
+    alone = adapters_alone(part.component.tensors)
+    return adapter_notes(model, part.homes, options.lora_alpha, filled=filled, missing=found.missing, alone=alone)
 
 
 def opened_component(

@@ -20,7 +20,10 @@ from ckpt_cli.loading.shared_memory import refuse_read_only, refuse_shared, regi
 from ckpt_cli.names import stripped_names
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
-META = "materialise the model first: model.to_empty(device=...), then load_into fills parameters and persistent buffers"
+META = (
+    "build the model on a device with memory, or materialise it with model.to_empty(device=...) and then make its ties and non-persistent "
+    "buffers anew (model.init_weights() of transformers 5), before load_into"
+)
 
 
 class Memory:

@@ -17,6 +17,7 @@ from ckpt_cli.loading.elements import torch_module
 from ckpt_cli.loading.local_boxes import local_boxes
 from ckpt_cli.loading.modules.altered_weights import refuse_altered
 from ckpt_cli.loading.shared_memory import refuse_read_only, refuse_shared, region
+from ckpt_cli.loading.wrapped_tensors import plain_inside
 from ckpt_cli.names import stripped_names
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -125,14 +126,15 @@ def _is_distributed(values: Any) -> bool:
 
 def _local(name: str, values: Any) -> Any:
     """What this process holds of a tensor. Raises UsageError and Unsupported if that cannot be filled."""
-    torch = torch_module()
-    if not _is_distributed(values) and type(values) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unsupported(f"a {type(values).__name__} cannot be filled, only tensors and DTensors", tensor=name)
+    torch, distributed = torch_module(), _is_distributed(values)
     if hasattr(values, "ds_id"):
         hint = "load before deepspeed.initialize, or inside of deepspeed.zero.GatheredParameters"
         raise Unsupported("DeepSpeed ZeRO-3 has taken the parameter apart", tensor=name, hint=hint)
     with torch.no_grad():
-        local = values.to_local() if _is_distributed(values) else values.detach()
+        # Of a parameter, `to_local` gives a wrapper anew, without what the one that training uses keeps beside its weight.
+        held = getattr(values, "_local_tensor", None) if distributed else values
+        held = values.to_local() if held is None else held
+        local = plain_inside(name, held, inside=" inside of a DTensor" if distributed else "").detach()
     if local.is_meta:
         raise UsageError("the parameter is on the meta device, where it has no memory", tensor=name, hint=META)
     known = str(values.dtype).removeprefix("torch.") in BY_TORCH

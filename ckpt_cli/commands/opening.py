@@ -24,24 +24,29 @@ from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.shapes.turned import turned_alike
+from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.dialects.rotary_order import ROTARY_ORDER, order_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
+from ckpt_cli.hub.ties import tied_together
 from ckpt_cli.loading.elements import target_dtype, torch_module
 from ckpt_cli.loading.fill import fill
 from ckpt_cli.loading.lazy import LazyCheckpoint, LazyTensor
 from ckpt_cli.loading.live import config_of, describe_model
-from ckpt_cli.loading.load_hooks import not_run
 from ckpt_cli.loading.match import Matched, best_match, matched
+from ckpt_cli.loading.modules.adapter_scales import adapter_notes
+from ckpt_cli.loading.modules.load_hooks import not_run
+from ckpt_cli.loading.modules.transient_buffers import buffer_notes
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
-from ckpt_cli.lora.merge import is_kept_for_reading
+from ckpt_cli.lora.merge import adapters_alone, is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
-from ckpt_cli.names import LoraMode, Naming, stripped_names
+from ckpt_cli.names import LoraMode, Naming, few, stripped_names
 from ckpt_cli.output.key_map import mapped_names, read_key_map
 from ckpt_cli.output.options import check_cast_all
+from ckpt_cli.output.select import is_wanted
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.loading import LoadResult
@@ -170,13 +175,15 @@ def load_into(
     ignored = not_run(model, strict=chosen.strict)
     with Files() as files:
         opened, home = opened_component(path, files, type, step, base, also, chosen)
-        found, named = _matched(opened, home, files, chosen, live)
         config = config_of(model)
+        found, named = _matched(opened, home, files, chosen, live, config)
         settings = settings_notes(different_settings(opened.components[0].assets.config, config), "model")
         of_order = [] if any(note.code == ROTARY_ORDER for note in named.part.notes) else _order_notes(opened, chosen, config, live, model)
         found.refuse(strict=chosen.strict, path=opened.found.path)
+        of_adapters = _adapter_notes(opened, chosen, model, found)
         done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow, checksum=chosen.checksum)
         files.check_unchanged()
+    left = [*_tie_notes(found, config), *buffer_notes(model)]
     return LoadResult(
         path=str(opened.found.path),
         step=opened.found.step,
@@ -190,7 +197,7 @@ def load_into(
         missing=found.missing,
         unexpected=found.unexpected,
         overflowed=sum(done.overflowed.values()),
-        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings, *of_order)), *named.notes, *ignored),
+        notes=(*(NoteInfo.of(note) for note in (*opened.notes, *settings, *of_adapters, *of_order, *left)), *named.notes, *ignored),
         seconds=time.monotonic() - started,
     )
 
@@ -200,6 +207,13 @@ def _order_notes(opened: Opened, options: LoadOptions, config: Config, live: Map
     stored = stripped_names(opened.components[0].component.tensors).values()
     mapped = mapped_names(stored, read_key_map(options.key_map)) if options.key_map else {}
     return order_notes(mapped, lambda new: new in live, config, type(model).__name__)
+
+
+def _adapter_notes(opened: Opened, options: LoadOptions, model: object, found: Matched) -> list[Note]:
+    """What this model's adapters do otherwise than those of the checkpoint. Raises Unsupported where both belong to other weights."""
+    part, filled = opened.components[0], [pair.name for pair in found.pairs]
+    alone = adapters_alone(part.component.tensors)
+    return adapter_notes(model, part.homes, options.lora_alpha, filled=filled, missing=found.missing, alone=alone)
 
 
 def opened_component(
@@ -258,14 +272,27 @@ def _lora_mode(tensors: Mapping[str, Tensor], home: Path | None, naming: Naming)
     return "keep" if as_trained or other_adapters(tensors) is not None else None
 
 
-def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptions, live: Mapping[str, Tensor]) -> tuple[Matched, Named]:
-    """The checkpoint paired with the model, under the names (as trained, or of the hub) with which they agree best."""
+def _tie_notes(found: Matched, config: Config) -> list[Note]:
+    """A warning about parameters that the config of a model ties and the model does not, as after ``to_empty``."""
+    if not found.apart or not ties_embeddings(config):
+        return []
+    text = f"the config of the model ties {few(found.apart)} to what it was filled with, but the model has two parameters"
+    return [Note("warning", "untied", f"{text}, which training parts: model.tie_weights() makes them one")]
+
+
+def _matched(
+    opened: Opened, home: Path | None, files: Files, options: LoadOptions, live: Mapping[str, Tensor], config: Config
+) -> tuple[Matched, Named]:
+    """The checkpoint paired with the model, under the names (as trained, or of the hub) with which they agree best.
+
+    ``config`` is that of the model: it says what is tied where the checkpoint has none.
+    """
     candidates: list[tuple[Matched, Named]] = []
     errors: list[CkptError] = []
     plain = plain_names(live) if has_adapters(live) else {}
     own = {short: live[name] for short, name in plain.items()} or live
-    wanted: tuple[Naming, ...] = ("native", "hub") if options.names is None else (options.names,)
-    for naming in wanted:
+    namings: tuple[Naming, ...] = ("native", "hub") if options.names is None else (options.names,)
+    for naming in namings:
         try:
             named = named_tensors(opened, home, files, options, naming, fuse=not plain)
             targets = _under_hub_names(own, named) if naming == "hub" else own
@@ -274,13 +301,28 @@ def _matched(opened: Opened, home: Path | None, files: Files, options: LoadOptio
             continue
         stored = plainly_named(named.tensors, targets) if plain else named.tensors
         stored, _ = turned_alike(stored, targets, {}, named.part.opened.assets.config)
-        found = matched(stored, named.tied, targets, naming, options.allow_missing)
+        lacking = {
+            name: tensor for name, tensor in targets.items() if name not in stored and is_wanted(name, options.include, options.exclude)
+        }
+        tied = {**_tied_in_class(stored, lacking, named, config), **named.tied}
+        found = matched(stored, tied, targets, naming, options.allow_missing)
         found = with_own_names(found, plain) if plain else found
         candidates.append((found, named))
         if not found.faults:
             break
     best = best_match([found for found, _ in candidates], errors)
     return next((found, named) for found, named in candidates if found is best)
+
+
+def _tied_in_class(stored: Mapping[str, Tensor], lacking: Mapping[str, Tensor], named: Named, config: Config) -> dict[str, Tensor]:
+    """Tensors of the model that the checkpoint has no copy of, since its class ties them to one that it has."""
+    if not lacking:
+        return {}
+    selection = named.part.selection
+    common = tied_together([*stored, *lacking], named.part.opened.assets.config or config, selection.kind, selection.naming)
+    partners = {name: [other for other in stored if common.get(other) == common[name]] for name in lacking if name in common}
+    found = {name: stored[others[0]] for name, others in partners.items() if len(others) == 1}
+    return {name: partner for name, partner in found.items() if partner.shape == lacking[name].shape}
 
 
 def _under_hub_names(live: Mapping[str, Tensor], named: Named) -> Mapping[str, Tensor]:

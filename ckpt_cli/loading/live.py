@@ -15,11 +15,16 @@ from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.source import Source
 from ckpt_cli.loading.elements import torch_module
 from ckpt_cli.loading.local_boxes import local_boxes
+from ckpt_cli.loading.modules.altered_weights import refuse_altered
 from ckpt_cli.loading.shared_memory import refuse_read_only, refuse_shared, region
+from ckpt_cli.loading.wrapped_tensors import plain_inside
 from ckpt_cli.names import stripped_names
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
-META = "materialise the model first: model.to_empty(device=...), then load_into fills parameters and persistent buffers"
+META = (
+    "build the model on a device with memory, or materialise it with model.to_empty(device=...) and then make its ties and non-persistent "
+    "buffers anew (model.init_weights() of transformers 5), before load_into"
+)
 
 
 class Memory:
@@ -76,11 +81,13 @@ def describe_model(model: Any) -> dict[str, Tensor]:
     tell which names share their elements, also where this rank holds none of them. FSDP2 modules are resharded, so that their
     parameters are those that training updates.
 
-    Raises UsageError for no model and for one on the meta device, Unsupported for parameters that are not whole tensors or DTensors.
+    Raises UsageError for no model and for one on the meta device, Unsupported for parameters that are not whole tensors or DTensors and
+    for weights that are at present others than the trained ones.
     """
     torch = torch_module()
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    refuse_altered(model)
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
             hint = "load before wrapping the model, or shard it with torch.distributed.fsdp.fully_shard"
@@ -119,14 +126,15 @@ def _is_distributed(values: Any) -> bool:
 
 def _local(name: str, values: Any) -> Any:
     """What this process holds of a tensor. Raises UsageError and Unsupported if that cannot be filled."""
-    torch = torch_module()
-    if not _is_distributed(values) and type(values) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unsupported(f"a {type(values).__name__} cannot be filled, only tensors and DTensors", tensor=name)
+    torch, distributed = torch_module(), _is_distributed(values)
     if hasattr(values, "ds_id"):
         hint = "load before deepspeed.initialize, or inside of deepspeed.zero.GatheredParameters"
         raise Unsupported("DeepSpeed ZeRO-3 has taken the parameter apart", tensor=name, hint=hint)
     with torch.no_grad():
-        local = values.to_local() if _is_distributed(values) else values.detach()
+        # Of a parameter, `to_local` gives a wrapper anew, without what the one that training uses keeps beside its weight.
+        held = getattr(values, "_local_tensor", None) if distributed else values
+        held = values.to_local() if held is None else held
+        local = plain_inside(name, held, inside=" inside of a DTensor" if distributed else "").detach()
     if local.is_meta:
         raise UsageError("the parameter is on the meta device, where it has no memory", tensor=name, hint=META)
     known = str(values.dtype).removeprefix("torch.") in BY_TORCH

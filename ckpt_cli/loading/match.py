@@ -25,7 +25,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The pairs, and what has no partner. ``wrong`` are differences in shape and dtype, as lines; ``hint`` says what else can be loaded."""
+    """The pairs, and what has no partner. ``wrong`` are differences in shape and dtype, as lines; ``hint`` says what else can be loaded.
+
+    ``apart`` are names of the model that got the values of another one, which the checkpoint ties them to and the model does not.
+    """
 
     naming: Naming
     pairs: tuple[Pair, ...]
@@ -33,6 +36,7 @@ class Matched:
     unexpected: tuple[str, ...]
     wrong: tuple[str, ...]
     hint: str | None = None
+    apart: tuple[str, ...] = ()
 
     @property
     def faults(self) -> int:
@@ -80,7 +84,8 @@ def matched(
             others = [source for source in sources[1:] if not _same_pieces(source, sources[0])]
             pairs.append(Pair(held[0], sources[0], live[held[0]], tuple(others)))
     unexpected = [name for name in stored if name not in live]
-    return Matched(naming, tuple(pairs), tuple(missing), tuple(unexpected), tuple(wrong))
+    apart = tuple(pair.name for pair in pairs if pair.name not in stored)
+    return Matched(naming, tuple(pairs), tuple(missing), tuple(unexpected), tuple(wrong), apart=apart)
 
 
 def best_match(candidates: Sequence[Matched], errors: Sequence[CkptError]) -> Matched:

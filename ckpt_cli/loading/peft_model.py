@@ -50,4 +50,4 @@ def with_own_names(found: Matched, plain: Mapping[str, str]) -> Matched:
         hint = "the checkpoint holds no adapters: allow_missing='*lora_*' fills the model below them, and leaves them as they are"
     elif missing and not factors and any("lora_" in pair.name for pair in found.pairs):
         hint = "the checkpoint holds the adapters alone: strict=False fills them, and leaves the model below them as it is"
-    return replace(found, missing=missing, hint=hint)
+    return replace(found, missing=missing, hint=hint, apart=tuple(plain.get(name, name) for name in found.apart))

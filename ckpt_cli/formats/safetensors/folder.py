@@ -99,6 +99,7 @@ class HubFolder(Format):
             tensors = split.model if match.group is None else average
             if match.group is None and not split.alone:
                 notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),)
+        notes = (*notes, *(Note("warning", problem.code, problem.text) for problem in scanned.problems if problem.is_told and problem.text))
         paths = weights.files if weights.index is None else (weights.index, *weights.files)
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)

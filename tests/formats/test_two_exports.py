@@ -69,6 +69,20 @@ class TestOfTwoDtypes:
         with pytest.raises(CkptError, match="two exports"):
             ckpt_cli.merge(folder, tmp_path / "strict", strict=True)
 
+    @pytest.mark.parametrize("mixed", [True, False])
+    def test_in_files_of_torch(self, mixed: bool, tmp_path: Path) -> None:
+        folder, other = exported(tmp_path / "a"), exported(tmp_path / "b", dtype=torch.float32)
+        index = json.loads((folder / INDEX).read_text())
+        files = {name: file.replace("model", "pytorch_model").replace("safetensors", "bin") for name, file in index["weight_map"].items()}
+        for number, path in enumerate(sorted(folder.glob("*.safetensors"))):
+            tensors = load_file(other / path.name if mixed and number == 1 else path)
+            torch.save(tensors, folder / files[next(iter(tensors))])
+            path.unlink()
+        (folder / INDEX).unlink()
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({**index, "weight_map": files}))
+        notes = ckpt_cli.merge(folder, tmp_path / "out").checkpoint.notes
+        assert {note.code for note in notes if note.level == "warning"} == ({"mixed-exports", "index-total"} if mixed else set())
+
     def test_is_told_of_an_average_too(self, tmp_path: Path) -> None:
         folders = [exported(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
         other = exported(tmp_path / "b", dtype=torch.float32)

@@ -91,7 +91,8 @@ class Index:
             text = f"total_size is {_written(self.total)}, where a number is needed: {total} bytes are in the files"
             yield Problem("index-total", text, file=self.path.name, numbers={"bytes": total})
         elif self.total is not None and self.total != total:
-            text = f"{str(self.total)[:40]} bytes in the index, {total} in the files"
+            doubt = "" if is_usual else ": some of them may be of another save"
+            text = f"{str(self.total)[:40]} bytes in the index, {total} in the files{doubt}"
             numbers = {"bytes": total, "listed": self.total} if abs(self.total) < math.inf else {"bytes": total}
             yield Problem("index-total", text, file=self.path.name, numbers=numbers, is_told=not is_usual)
 

@@ -697,7 +697,7 @@ class TestWatch:
         return tmp_path / "run"
 
     def watch(self, run: Path, out: Path, **options: Any) -> WatchResult:
-        return ckpt_cli.watch(run, out, **{"once": True, "push_to_hub": "me/model", "branch": "step{step}", **options})
+        return ckpt_cli.watch(run, out, **{"once": True, "settle": 0, "push_to_hub": "me/model", "branch": "step{step}", **options})
 
     def events(self, out: Path) -> list[tuple[str, int, int]]:
         lines = [json.loads(line) for line in (out / "watch.jsonl").read_text().splitlines()]
@@ -803,7 +803,7 @@ class TestWatch:
 
     def test_on_the_command_line(self, hub: Hub, run: Path, out: Path) -> None:
         hub.faults.append(Fault("POST", "/branch/step100", 403, message="no rights"))
-        done = ckpt("watch", run, "-o", out, "--once", "--push-to-hub", "me/model", "--branch", "step{step}")
+        done = ckpt("watch", run, "-o", out, "--once", "--settle", "0", "--push-to-hub", "me/model", "--branch", "step{step}")
         assert done.code == 5
         assert f"step 200  pushed  {hub.url}/me/model/tree/step200   87 KB in" in done.out
         assert "error[push-failed]: step 100: the token may not write to me/model: no rights" in done.err

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ckpt_cli
+from ckpt_cli.formats.step_names import counter_of, step_of
 from ckpt_cli.results.checkpoint import Checkpoint
 from tests import tiny
 
@@ -35,6 +36,11 @@ def detected(path: Path) -> Checkpoint:
         (("epoch_1-step_20", "epoch_10-step_4"), "epoch_10-step_4", 4),
         (("step_20", "epoch_2_step_10"), "step_20", 20),
         (("epoch_1", "epoch_2"), "epoch_2", 2),
+        *(
+            (tuple(name.format(number) for number in (2, 10)), name.format(10), 10)
+            for name in ("checkpoint-epoch-{}", "checkpoint_epoch_{}", "checkpoint-epoch{}", "checkpoint_epoch{}", "epoch-{}")
+        ),
+        (("checkpoint-epoch-1/step-10", "checkpoint-epoch-2/step-5"), "checkpoint-epoch-2/step-5", 5),
     ],
 )
 def test_the_newest(steps: tuple[str, ...], taken: str, step: int, tmp_path: Path) -> None:
@@ -42,6 +48,11 @@ def test_the_newest(steps: tuple[str, ...], taken: str, step: int, tmp_path: Pat
     assert (found.step, found.path) == (step, str(tmp_path / "run" / taken))
     highest = max(each.step for each in found.steps)
     assert any("counted anew" in note.text for note in found.notes) == (step != highest)
+
+
+@pytest.mark.parametrize("name", ["checkpoint-epoch-3", "checkpoint_epoch_3", "checkpoint-epoch3", "epoch-3"])
+def test_a_name_that_says_epoch_counts_epochs(name: str) -> None:
+    assert (step_of(Path(name)), counter_of(Path(name))) == (3, "epochs")
 
 
 def test_each_way_to_a_step_in_the_folder_of_its_epoch(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint._extension import ZStandard
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, OutputInsideSource, UsageError, Watched
 from ckpt_cli.output.interrupted.place import place_of, temporary_name
+from ckpt_cli.results.watch import WatchResult
 from ckpt_cli.watching.lock import only_watch
 from ckpt_cli.watching.watched_run import Listener
 from tests.cli import ROOT
@@ -33,6 +34,8 @@ from tests.cli import ckpt_fork as ckpt
 EXAMPLE = ROOT / "examples" / "tiny-run"
 PATIENCE = 60.0
 FAST = ("--interval", "0.1", "--settle", "0.6")
+ONCE = ("--once", "--settle", "0")
+"""Files of tests may have old times, but were all made just now, as their ctime tells."""
 
 WRITER = """
 import os, shutil, sys, time
@@ -66,6 +69,11 @@ def age(folder: Path, seconds: float) -> None:
     """Give all files of a folder a time in the past."""
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - seconds,) * 2)
+
+
+def watch(*arguments: Any, settle: float = 0.0, **options: Any) -> WatchResult:
+    """A watch that waits for no files, as `ONCE`."""
+    return ckpt_cli.watch(*arguments, settle=settle, **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -134,7 +142,7 @@ class TestALiveRun:
 
     def test_a_run_that_has_no_step_yet(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
-        result = ckpt_cli.watch(tmp_path / "run", once=True)
+        result = watch(tmp_path / "run", once=True)
         assert (result.events, result.waiting, result.exit_code) == ((), {}, 0)
 
     def test_a_run_that_is_away_for_a_while(self, run: Path, tmp_path: Path) -> None:
@@ -152,11 +160,26 @@ class TestALiveRun:
         age(run, 0)
         began, told = time.monotonic(), list[str]()
         listener = Listener(waits=lambda run, step, reason: told.append(f"{step}: {reason}"))
-        ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0.7, interval=0.1, listener=listener)
+        watch(run, tmp_path / "out", once=True, settle=0.7, interval=0.1, listener=listener)
         assert time.monotonic() - began >= 0.7
-        reason = "no tracker says that it is finished, so its files must not change for 0.7 s (--settle)"
+        reason = "no tracker written after it says that it is finished, so its files must not change for 0.7 s (--settle)"
         assert told == [f"100: {reason}", f"200: {reason}"]
         # Whichever is quiet first: on a busy machine their files are not touched at the same time.
+        assert sorted(happened(tmp_path / "out")) == [("made", 100), ("made", 200)]
+
+    @pytest.mark.parametrize("tracker", [None, "200", "300"])
+    def test_a_copy_that_keeps_old_times_is_waited_for(self, run: Path, tmp_path: Path, tracker: str | None) -> None:
+        """``rsync -a`` and ``cp -p`` give each file its time of days ago at once, and the tokenizer may come after the weights."""
+        if tracker is not None:
+            (run / "latest_checkpointed_iteration.txt").write_text(tracker)
+        age(run, 86400)
+        for step in (100, 200):
+            (run / f"checkpoint-{step}" / "late.json").write_text("{}")
+        age(run, 86400)
+        told: list[int] = []
+        listener = Listener(waits=lambda run, step, reason: told.append(step))
+        watch(run, tmp_path / "out", once=True, settle=0.3, interval=0.1, listener=listener)
+        assert sorted(told) == [100, 200]
         assert sorted(happened(tmp_path / "out")) == [("made", 100), ("made", 200)]
 
     def test_a_tracker_ends_the_wait_for_its_step_and_for_older_ones_at_once(self, run: Path, tmp_path: Path) -> None:
@@ -164,7 +187,7 @@ class TestALiveRun:
         (run / "latest_checkpointed_iteration.txt").write_text("200")
         told: list[int] = []
         listener = Listener(waits=lambda run, step, reason: told.append(step))
-        ckpt_cli.watch(run, tmp_path / "out", once=True, settle=60, listener=listener)
+        watch(run, tmp_path / "out", once=True, settle=60, listener=listener)
         assert told == []
         assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
 
@@ -174,7 +197,7 @@ class TestALiveRun:
         age(run / "checkpoint-100", -1)
         told: list[int] = []
         listener = Listener(waits=lambda run, step, reason: told.append(step))
-        ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0.3, interval=0.1, listener=listener)
+        watch(run, tmp_path / "out", once=True, settle=0.3, interval=0.1, listener=listener)
         assert told == [100]
 
     @pytest.mark.parametrize("damage", ["cut", "absent"])
@@ -186,20 +209,20 @@ class TestALiveRun:
         else:
             shard.unlink()
         age(run, 86400)
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True)
+        result = watch(run, tmp_path / "out", once=True)
         assert happened(tmp_path / "out") == [("made", 100)]
         assert set(result.waiting[str(run)]) == {200}
         assert [note.code for note in result.notes] == ["step-waits"]
         assert not (tmp_path / "out" / "step-200").exists()
         shard.write_bytes(whole)
         age(shard.parent, 86400)
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
 
 
 class TestAgain:
     def test_no_step_is_done_twice(self, run: Path, tmp_path: Path) -> None:
-        command = ["watch", run, "-o", tmp_path / "out", "--once", "--exec", "touch {output}.$(date +%N)"]
+        command = ["watch", run, "-o", tmp_path / "out", *ONCE, "--exec", "touch {output}.$(date +%N)"]
         assert ckpt(*command).code == 0
         before = journal(tmp_path / "out")
         again = ckpt(*command)
@@ -211,7 +234,7 @@ class TestAgain:
         assert len(list((tmp_path / "out").glob("step-100.*"))) == 1
 
     def test_an_output_that_is_gone_is_not_said_to_be_there(self, run: Path, tmp_path: Path) -> None:
-        command = ["watch", run, "-o", tmp_path / "out", "--once"]
+        command = ["watch", run, "-o", tmp_path / "out", *ONCE]
         assert ckpt(*command).code == 0
         shutil.rmtree(tmp_path / "out" / "step-200")
         again = ckpt(*command)
@@ -219,31 +242,31 @@ class TestAgain:
         assert "next:" not in again.err
 
     def test_no_step_at_all(self, run: Path, tmp_path: Path) -> None:
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--since", "1000")
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "--since", "1000")
         assert (done.code, done.out) == (0, "nothing is due: there are no steps yet that these options want\n")
 
     def test_a_step_that_was_saved_again_is_made_again(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         first = contents(tmp_path / "out" / "step-200")
         shutil.rmtree(run / "checkpoint-200")
         shutil.copytree(run / "checkpoint-100", run / "checkpoint-200")
         age(run / "checkpoint-200", 43200)
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         assert happened(tmp_path / "out") == [("made", 100), ("made", 200), ("made", 200)]
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "out" / "step-100") != first
 
     def test_an_output_that_was_published_but_not_noted_is_noted(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         (tmp_path / "out" / "watch.jsonl").unlink()
         before = (tmp_path / "out" / "step-200" / "model.safetensors").stat()
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
         assert (tmp_path / "out" / "step-200" / "model.safetensors").stat().st_ino == before.st_ino
 
     def test_the_output_of_something_else_is_never_replaced(self, run: Path, tmp_path: Path) -> None:
         ckpt_cli.merge(run, tmp_path / "out" / "step-200", step=100)
         before = contents(tmp_path / "out" / "step-200")
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE)
         assert done.code == 5
         assert "error[output-exists]: step 200" in done.err
         assert contents(tmp_path / "out" / "step-200") == before
@@ -266,7 +289,7 @@ class TestAgain:
             os.killpg(shell, signal.SIGKILL)
         assert happened(home) == [("made", 200)]
         (home / "go").touch()
-        assert ckpt("watch", run, "-o", home, "--every", "200", "--once", "--exec", command).code == 0
+        assert ckpt("watch", run, "-o", home, "--every", "200", *ONCE, "--exec", command).code == 0
         assert happened(home) == [("made", 200), ("ran", 200)]
 
     def test_a_command_that_has_just_begun_is_ended_too(self, tmp_path: Path) -> None:
@@ -290,33 +313,33 @@ class TestAgain:
     @pytest.mark.parametrize("cut", [1, 2, 30])
     def test_a_line_that_was_cut_off_is_no_event(self, cut: int, run: Path, tmp_path: Path) -> None:
         """Not even if what is left of it ends with a brace, and another line follows."""
-        ckpt_cli.watch(run, tmp_path / "out", once=True, include=["*"])
+        watch(run, tmp_path / "out", once=True, include=["*"])
         path = tmp_path / "out" / "watch.jsonl"
         whole = path.read_bytes().splitlines()
         path.write_bytes(whole[0] + b"\n" + whole[1][:-cut])
-        ckpt_cli.watch(run, tmp_path / "out", once=True, include=["*"])
-        ckpt_cli.watch(run, tmp_path / "out", once=True, include=["*"])
+        watch(run, tmp_path / "out", once=True, include=["*"])
+        watch(run, tmp_path / "out", once=True, include=["*"])
         assert [json.loads(line)["step"] for line in path.read_bytes().splitlines() if line not in whole[1][:-cut]] == [100, 200]
 
     def test_lines_are_whole_where_writes_are_not(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         real = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2 + 1]))
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         assert [json.loads(line)["step"] for line in (tmp_path / "out" / "watch.jsonl").read_bytes().splitlines()] == [100, 200]
 
     def test_what_a_killed_watch_left_of_steps_that_are_done_is_removed(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         (tmp_path / "out" / "watch.jsonl").unlink()
         left = place_of(tmp_path / "out" / "step-100")
         left.mkdir()
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         assert not left.exists()
 
     def test_what_a_killed_watch_had_begun_to_remove_is_removed(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         aside = temporary_name(tmp_path / "out" / "step-100")
         (tmp_path / "out" / "step-100").rename(aside)
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)
+        result = watch(run, tmp_path / "out", once=True, keep=1)
         assert [event.event for event in result.events] == ["removed"]
         assert not aside.exists()
 
@@ -333,16 +356,16 @@ class TestAgain:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "watch.jsonl").write_text('{"loss": 1}\n')
         with pytest.raises(CorruptFile, match="was not written by ckpt watch"):
-            ckpt_cli.watch(run, tmp_path / "out", once=True)
+            watch(run, tmp_path / "out", once=True)
 
     def test_one_watch_a_folder(self, run: Path, tmp_path: Path) -> None:
         with watching(run, "-o", tmp_path / "out", *FAST, log=tmp_path / "log") as process:
             until(lambda: ("made", 200) in happened(tmp_path / "out"), "the first watch")
             with pytest.raises(Watched, match=f"another watch writes here: process {process.pid} on "):
-                ckpt_cli.watch(run, tmp_path / "out", once=True)
-            done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+                watch(run, tmp_path / "out", once=True)
+            done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE)
             assert (done.code, "error[watched]" in done.err) == (5, True)
-        assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
+        assert ckpt("watch", run, "-o", tmp_path / "out", *ONCE).code == 0
 
 
 class TestAHomeBelongsToOneRunAndOneSetOfOptions:
@@ -360,10 +383,10 @@ class TestAHomeBelongsToOneRunAndOneSetOfOptions:
     )
     def test_other_options_are_refused(self, run: Path, tmp_path: Path, first: Any, then: Any, said: str) -> None:
         home = tmp_path / "out"
-        ckpt_cli.watch(run, home, once=True, since=200, **first)
+        watch(run, home, once=True, since=200, **first)
         before, noted = contents(home / "step-200"), journal(home)
         with pytest.raises(UsageError, match="the outputs here were made with other options") as caught:
-            ckpt_cli.watch(run, home, once=True, execute=f"touch {tmp_path}/ran {{output}}", **then)
+            watch(run, home, once=True, execute=f"touch {tmp_path}/ran {{output}}", **then)
         assert said in caught.value.details
         assert caught.value.hint == "choose another folder with -o"
         assert (contents(home / "step-200"), journal(home)) == (before, noted)
@@ -373,40 +396,40 @@ class TestAHomeBelongsToOneRunAndOneSetOfOptions:
         other = tmp_path / "other"
         shutil.copytree(run, other)
         age(other, 2 * 86400)
-        assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
-        done = ckpt("watch", other, "-o", tmp_path / "out", "--once")
+        assert ckpt("watch", run, "-o", tmp_path / "out", *ONCE).code == 0
+        done = ckpt("watch", other, "-o", tmp_path / "out", *ONCE)
         assert done.code == 2
         assert str(run) in done.err
         assert str(other) in done.err
-        assert ckpt("watch", other, "-o", tmp_path / "elsewhere", "--once").code == 0
+        assert ckpt("watch", other, "-o", tmp_path / "elsewhere", *ONCE).code == 0
 
     def test_what_decides_nothing_may_differ(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16", type="model")
+        watch(run, tmp_path / "out", once=True, dtype="bf16", type="model")
         (tmp_path / "link").symlink_to(run)
         more: dict[str, Any] = {"jobs": 1, "keep": 5, "every": 100, "since": 100, "interval": 1, "settle": 1, "verify": True}
-        again = ckpt_cli.watch(tmp_path / "link", tmp_path / "out", once=True, dtype="bfloat16", type="model", **more)
+        again = watch(tmp_path / "link", tmp_path / "out", once=True, dtype="bfloat16", type="model", **more)
         assert again.events == ()
 
     def test_a_key_map_that_changes_meanwhile_is_refused(self, run: Path, tmp_path: Path) -> None:
         rules = tmp_path / "rules.json"
         rules.write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"one.\1"}]}))
-        os.utime(next((run / "checkpoint-200").rglob("*.json")))
+        (run / "latest_checkpointed_iteration.txt").write_text("100")
 
         def change(_: object) -> None:
             rules.write_text(json.dumps({"rules": [{"match": "(.*)", "to": r"two.\1"}]}))
 
         with pytest.raises(UsageError, match="the key map or the base is another one"):
-            ckpt_cli.watch(
+            watch(
                 run, tmp_path / "out", once=True, type="model", key_map=rules, names="native", settle=0.3, listener=Listener(event=change)
             )
         assert happened(tmp_path / "out") == [("made", 100)]
 
     def test_a_journal_of_an_older_version_goes_on(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16")
+        watch(run, tmp_path / "out", once=True, dtype="bf16")
         path = tmp_path / "out" / "watch.jsonl"
         lines = [{name: value for name, value in event.items() if name != "options"} for event in journal(tmp_path / "out")]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, dtype="bf16").events == ()
+        assert watch(run, tmp_path / "out", once=True, dtype="bf16").events == ()
 
 
 class TestWhatAnOutputWasMadeFrom:
@@ -417,11 +440,11 @@ class TestWhatAnOutputWasMadeFrom:
         os.utime(run / "checkpoint-100" / "late.json", (time.time() - 43200,) * 2)
         for step in (300, 400):
             shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{step}")
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         other = run / "checkpoint-200" / "pytorch_model_fsdp_0" / shard.name
         shard.write_bytes(other.read_bytes())
         os.utime(shard, (time.time() - 50000,) * 2)
-        (event, *more) = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events
+        (event, *more) = watch(run, tmp_path / "out", once=True, type="model").events
         assert (event.event, event.step, more) == ("made", 100, [])
         ckpt_cli.merge(run, tmp_path / "right", step=100, type="model")
         assert contents(tmp_path / "out" / "step-100") == contents(tmp_path / "right")
@@ -434,20 +457,20 @@ class TestWhatAnOutputWasMadeFrom:
         age(base, 86400)
         for step in (300, 400):
             shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{step}")
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base)
+        watch(run, tmp_path / "out", once=True, type="model", base=base)
         path = base / "chat_template.jinja" if name == "of the base" else next((run / "checkpoint-400").rglob("tokenizer_config.json"))
         path.write_text('{"eos_token_id": 7}')
         os.utime(path, (time.time() - 100000,) * 2)
-        events = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base).events
+        events = watch(run, tmp_path / "out", once=True, type="model", base=base).events
         assert [(event.event, event.step) for event in events] == [
             ("made", step) for step in ((100, 200, 300, 400) if name == "of the base" else (400,))
         ]
         assert (tmp_path / "out" / "step-400" / path.name).read_text() == '{"eos_token_id": 7}'
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model", base=base).events == ()
+        assert watch(run, tmp_path / "out", once=True, type="model", base=base).events == ()
 
     def test_the_last_line_names_no_output_that_was_removed(self, run: Path, tmp_path: Path) -> None:
-        command = ["watch", run, "-o", tmp_path / "out", "--once", "--keep", "1"]
-        ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1)
+        command = ["watch", run, "-o", tmp_path / "out", *ONCE, "--keep", "1"]
+        watch(run, tmp_path / "out", once=True, keep=1)
         age(run / "checkpoint-100", 86400 - 1800)
         done = ckpt(*command)
         assert happened(tmp_path / "out")[-2:] == [("made", 100), ("removed", 100)]
@@ -455,11 +478,11 @@ class TestWhatAnOutputWasMadeFrom:
         assert line == f"next: ckpt verify {tmp_path / 'out' / 'step-200'} --against {run / 'checkpoint-200'}"
 
     def test_an_average_is_made_again_if_an_older_step_of_it_was(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
+        watch(run, tmp_path / "out", once=True, average="last=2", type="model")
         shutil.rmtree(run / "checkpoint-100")
         shutil.copytree(run / "checkpoint-200", run / "checkpoint-100")
         age(run / "checkpoint-100", 86400 - 1800)  # much later, it would be of another training
-        (event,) = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model").events
+        (event,) = watch(run, tmp_path / "out", once=True, average="last=2", type="model").events
         assert (event.event, event.step) == ("made", 200)
         ckpt_cli.average(run, tmp_path / "right", steps=(100, 200), type="model")
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "right")
@@ -470,17 +493,17 @@ class TestWhatAnOutputWasMadeFrom:
             writer = dcp.FileSystemWriter(folder, _extensions=[ZStandard()])
             dcp.save({"model": {"w": torch.arange(1000.0)}}, storage_writer=writer, no_dist=True)
         age(tmp_path / "run", 86400)
-        assert [event.event for event in ckpt_cli.watch(tmp_path / "run", tmp_path / "out", once=True).events] == ["made"] * 3
-        assert ckpt_cli.watch(tmp_path / "run", tmp_path / "out", once=True).events == ()
+        assert [event.event for event in watch(tmp_path / "run", tmp_path / "out", once=True).events] == ["made"] * 3
+        assert watch(tmp_path / "run", tmp_path / "out", once=True).events == ()
 
     def test_files_of_a_step_that_are_removed_are_no_reason(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         shutil.rmtree(run / "checkpoint-100" / "pytorch_model_fsdp_0")
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events == ()
+        assert watch(run, tmp_path / "out", once=True, type="model").events == ()
 
     @pytest.mark.parametrize("changed", ["config.json", "tokenizer.json", "weights"])
     def test_an_output_that_is_not_noted_is_taken_only_if_it_is_right(self, run: Path, tmp_path: Path, changed: str) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         (tmp_path / "out" / "watch.jsonl").unlink()
         pattern = "pytorch_model_fsdp_0/*rank_1*" if changed == "weights" else changed
         found = next((run / "checkpoint-200").rglob(pattern))
@@ -490,7 +513,7 @@ class TestWhatAnOutputWasMadeFrom:
             found.write_text(json.dumps(json.loads(found.read_text()) | {"note": "changed"}))
         os.utime(found, (time.time() - 80000,) * 2)
         before = contents(tmp_path / "out" / "step-200")
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        result = watch(run, tmp_path / "out", once=True, type="model")
         assert ("failed", 200, "output-exists") in [(event.event, event.step, event.error) for event in result.events]
         assert contents(tmp_path / "out" / "step-200") == before
 
@@ -505,25 +528,25 @@ def alive(process: int) -> bool:
 
 class TestWhatIsWritten:
     def test_averages_of_the_newest_steps(self, run: Path, tmp_path: Path) -> None:
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", dtype="bf16")
+        result = watch(run, tmp_path / "out", once=True, average="last=2", dtype="bf16")
         ckpt_cli.average(run, tmp_path / "average", steps=(100, 200), dtype="bf16")
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "average")
         assert [(event.event, event.step, event.steps) for event in result.events] == [("made", 200, (100, 200))]
         assert result.waiting == {str(run): {100: "--average last=2 needs 2 steps up to this one, and there is 1"}}
 
     def test_an_average_of_more_steps_than_there_are_says_so_at_once(self, run: Path, tmp_path: Path) -> None:
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--average", "5", "--once")  # without waiting for --settle
+        done = ckpt("watch", run, "-o", tmp_path / "out", "--average", "5", *ONCE)  # without waiting for --settle
         assert done.code == 0
         assert "step 200  waits: --average last=5 needs 5 steps up to this one, and there are 2" in done.err
         assert happened(tmp_path / "out") == []
 
     def test_a_method_of_averaging(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2,method=ema,decay=0.25")
+        watch(run, tmp_path / "out", once=True, average="last=2,method=ema,decay=0.25")
         ckpt_cli.average(run, tmp_path / "average", steps=(100, 200), method="ema", decay=0.25)
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "average")
 
     def test_several_components(self, run: Path, tmp_path: Path) -> None:
-        (event, *_) = ckpt_cli.watch(run, tmp_path / "out", once=True, type="both", keep=1).events
+        (event, *_) = watch(run, tmp_path / "out", once=True, type="both", keep=1).events
         assert len(event.outputs) == 2
         assert happened(tmp_path / "out") == [("made", 100), ("made", 200), ("removed", 100)]
         assert not any(Path(folder).exists() for folder in event.outputs)
@@ -531,32 +554,32 @@ class TestWhatIsWritten:
     def test_several_runs(self, run: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
         shutil.copytree(run, other)
-        done = ckpt("watch", run, other, "-o", tmp_path / "out", "--once", "--since", "200")
+        done = ckpt("watch", run, other, "-o", tmp_path / "out", *ONCE, "--since", "200")
         assert done.code == 0
         assert [happened(tmp_path / "out" / name) for name in ("run", "other")] == [[("made", 200)]] * 2
         assert "run step 200  made" in done.out
         assert "other step 200  made" in done.out
 
     def test_by_default_the_outputs_lie_beside_the_run(self, run: Path) -> None:
-        ckpt_cli.watch(run, once=True, every=200)
+        watch(run, once=True, every=200)
         assert (run.parent / "run_merged" / "step-200" / "config.json").exists()
 
     def test_only_outputs_of_this_watch_are_removed(self, run: Path, tmp_path: Path) -> None:
         home = tmp_path / "out"
         ckpt_cli.merge(run, home / "step-50", step=100)
-        ckpt_cli.watch(run, home, once=True, keep=1)
+        watch(run, home, once=True, keep=1)
         assert happened(home) == [("made", 100), ("made", 200), ("removed", 100)]
         assert sorted(path.name for path in home.glob("step-*")) == ["step-200", "step-50"]
 
     def test_an_output_with_something_else_in_it_stays(self, run: Path, tmp_path: Path) -> None:
         home = tmp_path / "out"
-        result = ckpt_cli.watch(run, home, once=True, keep=1, execute="echo ours > {output}/scores.txt")
+        result = watch(run, home, once=True, keep=1, execute="echo ours > {output}/scores.txt")
         assert (home / "step-100" / "scores.txt").exists()
         assert [note.code for note in result.notes] == ["output-kept"]
 
     def test_outputs_wait_for_their_command_before_they_are_removed(self, run: Path, tmp_path: Path) -> None:
         seen = tmp_path / "seen"
-        ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1, execute=f"ls {{output}} >> {seen}")
+        watch(run, tmp_path / "out", once=True, keep=1, execute=f"ls {{output}} >> {seen}")
         assert seen.read_text().count("model.safetensors") == 2
 
     def test_warnings_are_said_once_and_noted_for_each_step(self, run: Path, tmp_path: Path) -> None:
@@ -564,7 +587,7 @@ class TestWhatIsWritten:
             for path in run.rglob(name):
                 path.unlink()
         age(run, 86400)
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE)
         assert done.err.count("no tokenizer") == 1
         assert all("no tokenizer" in event["warnings"][0] for event in journal(tmp_path / "out"))
 
@@ -595,25 +618,25 @@ class TestTheCommand:
 
     def test_names_are_quoted_for_the_shell(self, run: Path, tmp_path: Path) -> None:
         home = tmp_path / "a {step} {run} b; touch $(echo x) 'q'"
-        result = ckpt_cli.watch(run, home, once=True, since=200, execute='test -d {output} && test {output} = "$CKPT_OUTPUT"')
+        result = watch(run, home, once=True, since=200, execute='test -d {output} && test {output} = "$CKPT_OUTPUT"')
         assert [event.exit_code for event in result.events] == [0, 0]
 
     def test_one_that_fails_is_reported_and_not_repeated(self, run: Path, tmp_path: Path) -> None:
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--exec", "test {step} = 200 || kill -9 $$ {output}")
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "--exec", "test {step} = 200 || kill -9 $$ {output}")
         assert done.code == 1
         assert [event.get("exit_code") for event in journal(tmp_path / "out") if event["event"] == "ran"] == [137, 0]
-        assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--exec", "false {output}").code == 0
+        assert ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "--exec", "false {output}").code == 0
 
     @pytest.mark.parametrize("options", [["--average", "last=2"], ["--type", "both"]], ids=str)
     def test_the_last_line_of_the_screen_verifies_what_was_made(self, run: Path, tmp_path: Path, options: list[str]) -> None:
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", *options)
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE, *options)
         assert done.code == 0
         (line,) = [line for line in done.err.splitlines() if line.startswith("next: ckpt verify ")]
         verified = ckpt(*shlex.split(line)[2:])
         assert (verified.code, "error" in verified.err) == (0, False), verified
 
     def test_json_is_one_document(self, run: Path, tmp_path: Path) -> None:
-        document = json.loads(ckpt("watch", run, "-o", tmp_path / "out", "--once", "--json", "--exec", "echo {output}").out)
+        document = json.loads(ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "--json", "--exec", "echo {output}").out)
         assert [event["event"] for event in document["data"]["events"]] == ["made", "ran"] * 2
 
 
@@ -641,26 +664,26 @@ class TestMistakes:
     )
     def test_options(self, run: Path, tmp_path: Path, options: Any, what: str) -> None:
         with pytest.raises(UsageError) as caught:
-            ckpt_cli.watch(run, tmp_path / "out", once=True, **options)
+            watch(run, tmp_path / "out", once=True, **options)
         assert what in caught.value.message
         assert not list(tmp_path.glob("out/step-*"))
 
     @pytest.mark.parametrize("inside", ["", "merged", "checkpoint-100/out"])
     def test_outputs_in_the_run(self, run: Path, inside: str) -> None:
         with pytest.raises(OutputInsideSource):
-            ckpt_cli.watch(run, run / inside, once=True)
+            watch(run, run / inside, once=True)
 
     @pytest.mark.parametrize(
         ("path", "error"), [("nowhere", NotFound), ("run/checkpoint-100", UsageError), ("run/checkpoint-100/config.json", NotFound)]
     )
     def test_what_is_no_run(self, run: Path, tmp_path: Path, path: str, error: type[CkptError]) -> None:
         with pytest.raises(error):
-            ckpt_cli.watch(tmp_path / path, tmp_path / "out", once=True)
+            watch(tmp_path / path, tmp_path / "out", once=True)
 
     def test_two_runs_of_one_name(self, run: Path, tmp_path: Path) -> None:
         shutil.copytree(run, tmp_path / "other" / "run")
         with pytest.raises(UsageError, match="the same name"):
-            ckpt_cli.watch([run, tmp_path / "other" / "run"], tmp_path / "out", once=True)
+            watch([run, tmp_path / "other" / "run"], tmp_path / "out", once=True)
 
 
 def test_the_examples_in_the_help_work(run: Path) -> None:
@@ -685,19 +708,19 @@ class TestWhatIsPassedOver:
         assert "move all but one of them out of the run" in done.err
         assert happened(tmp_path / "out") == [("failed", 100), ("made", 200)]
         shutil.rmtree(run / twin)
-        assert ckpt("watch", run, "-o", tmp_path / "out", "--once").code == 0
+        assert ckpt("watch", run, "-o", tmp_path / "out", *ONCE).code == 0
 
     def test_a_step_that_was_made_and_got_a_twin_is_no_longer_known(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         shutil.copytree(run / "checkpoint-100", run / "global_step_200", copy_function=shutil.copy2)
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0)
+        result = watch(run, tmp_path / "out", once=True, settle=0)
         assert [(event.event, event.step, event.error) for event in result.events] == [("failed", 200, "ambiguous-step")]
         assert result.exit_code == 2
 
     def test_an_average_with_such_a_step_fails_and_the_watch_goes_on(self, run: Path, tmp_path: Path) -> None:
         for name in ("global_step_100", "checkpoint-300"):
             shutil.copytree(run / "checkpoint-200", run / name)
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, settle=0, average="last=2", type="model")
+        result = watch(run, tmp_path / "out", once=True, settle=0, average="last=2", type="model")
         assert [(event.event, event.step) for event in result.events] == [("failed", 200), ("made", 300)]
 
     @pytest.mark.parametrize("kind", ["bare", "unfinished", "output", "bare alone"])
@@ -715,7 +738,7 @@ class TestWhatIsPassedOver:
         done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--settle", "0")
         assert "step 300" in done.err
         assert "nothing is due" not in done.out
-        assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "--since", "400").out.startswith(
+        assert ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "--since", "400").out.startswith(
             ("nothing is due", "step 200", "step 100")
         )
 
@@ -750,7 +773,7 @@ class TestATrainingThatWasStartedAgain:
         self, days: dict[int, float], made: dict[int, Any], waits: dict[int, Any], run: Path, tmp_path: Path
     ) -> None:
         self.steps(run, days)
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
+        result = watch(run, tmp_path / "out", once=True, average="last=2", type="model")
         assert {event.step: event.steps for event in result.events} == made
         reasons = {step: text for step, text in result.waiting[str(run)].items() if step != min(days)}
         assert reasons.keys() == waits.keys()
@@ -761,33 +784,33 @@ class TestATrainingThatWasStartedAgain:
 
     def test_three_steps_of_which_the_outer_ones_are_of_both(self, run: Path, tmp_path: Path) -> None:
         self.steps(run, {4800: 40, 5000: 39, 200: 2})
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=3", type="model")
+        result = watch(run, tmp_path / "out", once=True, average="last=3", type="model")
         assert result.events == ()
         assert "may be of two trainings" in result.waiting[str(run)][5000]
 
     def test_an_average_that_waited_is_made_once_the_steps_before_are_gone(self, run: Path, tmp_path: Path) -> None:
         self.steps(run, {300: 40, 200: 2, 400: 1})
-        done = ckpt("watch", run, "-o", tmp_path / "out", "--once", "--average", "2", "--type", "model")
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "--average", "2", "--type", "model")
         assert "step 400  waits: --average last=2 needs steps 300, 400" in done.err
         shutil.rmtree(run / "checkpoint-300")
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, average="last=2", type="model")
+        result = watch(run, tmp_path / "out", once=True, average="last=2", type="model")
         assert [(event.step, event.steps) for event in result.events] == [(400, (200, 400))]
         assert [note.code for note in result.notes] == ["step-waits"]
 
     def test_is_said_as_other_commands_say_it(self, run: Path, tmp_path: Path) -> None:
         self.steps(run, {5000: 40, 200: 2, 400: 1})
         for _ in range(2):
-            done = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+            done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE)
             text = "warning: run: checkpoint-400 was written 39 days later than checkpoint-5000: if training was started again"
             assert done.err.count(text) == 1
             assert done.code == 0
-        assert ckpt("watch", run, "-o", tmp_path / "out", "--once", "-qq").err == ""
+        assert ckpt("watch", run, "-o", tmp_path / "out", *ONCE, "-qq").err == ""
         (note,) = ckpt_cli.detect(run).checkpoint.notes
         assert note.code == "older-steps"
 
     def test_is_none_of_training(self, run: Path, tmp_path: Path) -> None:
         self.steps(run, {100: 4, 200: 3, 300: 2.99})
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True).notes == ()
+        assert watch(run, tmp_path / "out", once=True).notes == ()
 
     @pytest.mark.parametrize(
         ("days", "kept"),
@@ -801,7 +824,7 @@ class TestATrainingThatWasStartedAgain:
     def test_its_newest_output_is_kept(self, days: dict[int, float], kept: set[int], run: Path, tmp_path: Path) -> None:
         self.steps(run, days)
         home = tmp_path / "out"
-        result = ckpt_cli.watch(run, home, once=True, keep=1)
+        result = watch(run, home, once=True, keep=1)
         assert {int(path.name.removeprefix("step-")) for path in home.glob("step-*")} == kept
         said = [note.text for note in result.notes if note.code == "output-kept"]
         assert [text.partition(" is not removed: ")[0] for text in said] == ([str(home / f"step-{max(kept)}")] if len(kept) > 1 else [])
@@ -809,65 +832,65 @@ class TestATrainingThatWasStartedAgain:
     def test_its_newest_output_is_kept_also_if_the_steps_are_gone(self, run: Path, tmp_path: Path) -> None:
         self.steps(run, {5000: 40, 300: 2})
         home = tmp_path / "out"
-        ckpt_cli.watch(run, home, once=True)
+        watch(run, home, once=True)
         shutil.rmtree(run / "checkpoint-5000")
         for _ in range(2):
-            ckpt_cli.watch(run, home, once=True, keep=1)
+            watch(run, home, once=True, keep=1)
         assert {path.name for path in home.glob("step-*")} == {"step-300", "step-5000"}
         shutil.rmtree(home / "step-5000")
-        assert [note.code for note in ckpt_cli.watch(run, home, once=True, keep=1).notes] == []
+        assert [note.code for note in watch(run, home, once=True, keep=1).notes] == []
 
     def test_files_that_come_late_are_seen_in_its_steps(self, run: Path, tmp_path: Path) -> None:
         self.steps(run, {4800: 40, 4900: 40, 5000: 40, 200: 2, 400: 1})
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         (run / "checkpoint-400" / "chat_template.jinja").write_text("a")
         os.utime(run / "checkpoint-400" / "chat_template.jinja", (time.time() - 40000,) * 2)
-        assert [event.step for event in ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events] == [400]
+        assert [event.step for event in watch(run, tmp_path / "out", once=True, type="model").events] == [400]
 
 
 class TestAnOutputThatIsNotWhatWasWritten:
     @pytest.mark.parametrize("damage", ["weights", "cut", "config", "manifest"])
     def test_nothing_runs_on_it(self, run: Path, tmp_path: Path, damage: str) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         output = tmp_path / "out" / "step-200"
         if damage == "cut":
             os.truncate(output / "model.safetensors", 100)
         else:
             (output / {"weights": "model.safetensors", "config": "config.json", "manifest": "ckpt-manifest.json"}[damage]).unlink()
-        seen = ckpt("watch", run, "-o", tmp_path / "out", "--once")
+        seen = ckpt("watch", run, "-o", tmp_path / "out", *ONCE)
         assert "nothing new" not in seen.out
         assert "is not what was written" in seen.err
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, execute=f"ls {{output}} && echo {{step}} >> {tmp_path / 'ran'}")
+        result = watch(run, tmp_path / "out", once=True, execute=f"ls {{output}} && echo {{step}} >> {tmp_path / 'ran'}")
         assert (tmp_path / "ran").read_text().split() == ["100"]
         assert [(event.event, event.step) for event in result.events] == [("ran", 100), ("failed", 200)]
         assert result.exit_code == 4
         ckpt_cli.merge(run, output, step=200, overwrite=True) if damage != "manifest" else None
         shutil.rmtree(output) if damage == "manifest" else None
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, execute="ls {output}").exit_code == 0
+        assert watch(run, tmp_path / "out", once=True, execute="ls {output}").exit_code == 0
 
     def test_it_takes_no_place_of_those_that_are_kept(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         (tmp_path / "out" / "step-200" / "model.safetensors").unlink()
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).events == ()
+        assert watch(run, tmp_path / "out", once=True, keep=1).events == ()
         shutil.rmtree(tmp_path / "out" / "step-200")
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).events == ()
+        assert watch(run, tmp_path / "out", once=True, keep=1).events == ()
         assert (tmp_path / "out" / "step-100" / "model.safetensors").exists()
 
     def test_what_somebody_else_removed_was_not_removed_by_keep(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         shutil.rmtree(tmp_path / "out" / "step-100")
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).events == ()
+        assert watch(run, tmp_path / "out", once=True, keep=1).events == ()
 
     def test_what_is_kept_for_want_of_a_manifest_says_so(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         (tmp_path / "out" / "step-100" / "ckpt-manifest.json").unlink()
-        (note,) = ckpt_cli.watch(run, tmp_path / "out", once=True, keep=1).notes
+        (note,) = watch(run, tmp_path / "out", once=True, keep=1).notes
         assert note.text.endswith("is not removed: it has no ckpt-manifest.json that says what ckpt wrote there")
 
     def test_there_is_something_new_while_a_step_waits(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True)
+        watch(run, tmp_path / "out", once=True)
         (run / "checkpoint-300").mkdir()
-        assert "nothing new" not in ckpt("watch", run, "-o", tmp_path / "out", "--once").out
+        assert "nothing new" not in ckpt("watch", run, "-o", tmp_path / "out", *ONCE).out
 
 
 class TestFilesThatKeepTheirTime:
@@ -878,7 +901,7 @@ class TestFilesThatKeepTheirTime:
     def test_weights(self, run: Path, tmp_path: Path, how: str, step: int) -> None:
         for other in (300, 400):
             shutil.copytree(run / "checkpoint-200", run / f"checkpoint-{other}", copy_function=shutil.copy2)
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         for shard in (run / f"checkpoint-{step}" / "pytorch_model_fsdp_0").iterdir():
             status, source = shard.stat(), run / f"checkpoint-{300 - step}" / "pytorch_model_fsdp_0" / shard.name
             target = shard if how == "in place" else tmp_path / "new"
@@ -886,15 +909,15 @@ class TestFilesThatKeepTheirTime:
             os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
             target.replace(shard)
             assert (shard.stat().st_size, shard.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-        result = ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        result = watch(run, tmp_path / "out", once=True, type="model")
         assert [(event.event, event.step) for event in result.events] == [("made", step)]
         ckpt_cli.merge(run, tmp_path / "right", step=step, type="model")
         assert contents(tmp_path / "out" / f"step-{step}") == contents(tmp_path / "right")
-        assert ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events == ()
+        assert watch(run, tmp_path / "out", once=True, type="model").events == ()
 
     def test_a_late_file_with_an_old_time(self, run: Path, tmp_path: Path) -> None:
-        ckpt_cli.watch(run, tmp_path / "out", once=True, type="model")
+        watch(run, tmp_path / "out", once=True, type="model")
         path = run / "checkpoint-200" / "chat_template.jinja"
         path.write_text("a")
         os.utime(path, (time.time() - 200000,) * 2)
-        assert [event.step for event in ckpt_cli.watch(run, tmp_path / "out", once=True, type="model").events] == [200]
+        assert [event.step for event in watch(run, tmp_path / "out", once=True, type="model").events] == [200]

@@ -16,7 +16,8 @@ MAX_SECONDS = 3600
 
 Within an hour, times tell nothing. That a save writes its metadata last does not survive copying: without kept times these are in any
 order and as far apart as files take to be copied, and uploads to stores are parallel. A file that was put in place of another looks like
-the last one that a copy reached.
+the last one that a copy reached. Files of models that are handed on (safetensors with an index) are not asked: a download that
+was resumed the day after has such times too, and what shows two exports is in the files (`ckpt_cli.formats.safetensors.two_exports`).
 """
 
 APART = "written-apart"

@@ -108,6 +108,12 @@ KINDS: dict[str, Kind] = {
         COMPARE,
     ),
     "index-total": Kind("warning", "headers", "the total size in the index (bytes) is not that of the tensors"),
+    "mixed-exports": Kind(
+        "warning",
+        "headers",
+        "files of one model have the same kinds of weights in different dtypes: they may be from two exports",
+        COMPARE,
+    ),
     "missing-tensor": Kind("error", "headers", "the model class has this tensor, but the weights lack it", AGAIN),
     "optional-tensor": Kind(
         "warning",

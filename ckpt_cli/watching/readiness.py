@@ -18,6 +18,9 @@ State = tuple[FileState, ...]
 OLD = 7200
 """Seconds. No clocks of a cluster differ by that much."""
 
+AT_ONCE = 5_000_000_000
+"""Nanoseconds from the mtime of a tracker to its ctime. A longer time is that of a copy, which reaches files in an order of its own."""
+
 
 @dataclass(slots=True)
 class Readiness:
@@ -29,21 +32,22 @@ class Readiness:
     @property
     def reason(self) -> str:
         """Why a step waits."""
-        return f"no tracker says that it is finished, so its files must not change for {self.settle:g} s (--settle)"
+        return f"no tracker written after it says that it is finished, so its files must not change for {self.settle:g} s (--settle)"
 
     def seconds_left(self, target: Target, found: Found) -> float:
         """How long a step must stay as it is until it counts as written; 0 if it does now.
 
         Trainers write trackers last, so an older step is written to its end too, if no file of it is newer than a tracker that is a
         file. Without one, files must not have changed for ``settle`` seconds, as long as they were watched: their
-        times are those of another clock, and are only believed if they are hours old. Raises Unreadable for a step that cannot be listed.
+        times are those of another clock, and are only believed if they are hours old. A copy may keep the mtimes of days ago
+        (``cp -p``, ``rsync -a``); the ctime tells when it was made. Raises Unreadable for a step that cannot be listed.
         """
         state, now = tuple(files_below(found.path)), time.monotonic()
         before, since = self._seen.get(found.path, (None, now))
         if state != before:
             since = now
             self._seen[found.path] = (state, now)
-        newest = max((file.changed for file in state), default=0)
+        newest = max((max(file.changed, file.ctime or 0) for file in state), default=0)
         if any(_covers(tracker, target, found, newest) for tracker in target.trackers):
             return 0.0
         is_old = time.time() - newest / 1e9 > max(OLD, self.settle)
@@ -51,11 +55,14 @@ class Readiness:
 
 
 def _covers(tracker: Tracker, target: Target, found: Found, newest: int) -> bool:
-    """Whether a tracker says that a step whose newest file has this mtime (ns) was written to its end."""
-    if tracker.said or found.step is None or target.run is None or tracker.step <= found.step:
-        return tracker.step == found.step and not tracker.said
-    status = status_of(target.run / tracker.name)
-    return status is not None and stat.S_ISREG(status.st_mode) and newest < status.st_mtime_ns
+    """Whether a tracker says that a step whose newest file was written at this time (ns) was written to its end."""
+    status = None if target.run is None else status_of(target.run / tracker.name)
+    written = status.st_mtime_ns if status is not None and stat.S_ISREG(status.st_mode) else None
+    if tracker.said or (status is not None and written is not None and status.st_ctime_ns - written > AT_ONCE):
+        return False
+    if found.step is None or target.run is None or tracker.step <= found.step:
+        return tracker.step == found.step
+    return written is not None and newest < written
 
 
 def saved_at(found: Found) -> tuple[int, int]:

@@ -106,6 +106,7 @@ class HubFolder(Format):
             elif not split.alone:
                 notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),)
             tensors = average if match.group is not None else {name: replace(tensor, name=name) for name, tensor in split.model.items()}
+        notes = (*notes, *(Note("warning", problem.code, problem.text) for problem in scanned.problems if problem.is_told and problem.text))
         paths = weights.files if weights.index is None else (weights.index, *weights.files)
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)

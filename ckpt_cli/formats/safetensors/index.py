@@ -23,7 +23,8 @@ from ckpt_cli.names import few, plural, printable
 class Problem:
     """Something wrong with files of a model: the ``code`` and ``text`` of its finding, and the ``error`` for whoever needs these files.
 
-    Without ``text`` the error says it; without ``error`` the model can be read all the same.
+    Without ``text`` the error says it; without ``error`` the model can be read all the same. ``is_told``: whoever reads it is warned then,
+    since its weights may not be those of one model.
     """
 
     code: str
@@ -32,6 +33,7 @@ class Problem:
     file: str | None = None
     tensor: str | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
+    is_told: bool = False
 
 
 def raise_first(problems: Iterable[Problem]) -> None:
@@ -83,15 +85,16 @@ class Index:
         if self.unloadable is not None:
             yield Problem("damaged-index", self.unloadable, file=self.path.name)
 
-    def miscounted(self, total: int) -> Iterator[Problem]:
-        """Another size of all than ``total``, or one that is no number."""
+    def miscounted(self, total: int, *, is_usual: bool) -> Iterator[Problem]:
+        """Another size of all than ``total``, or one that is no number. ``is_usual``: indexes of sound models may have it too."""
         if type(self.total) not in (int, float, type(None)):
             text = f"total_size is {_written(self.total)}, where a number is needed: {total} bytes are in the files"
             yield Problem("index-total", text, file=self.path.name, numbers={"bytes": total})
         elif self.total is not None and self.total != total:
-            text = f"{str(self.total)[:40]} bytes in the index, {total} in the files"
-            numbers = {"bytes": total, "listed": self.total}
-            yield Problem("index-total", text, file=self.path.name, numbers=numbers if abs(self.total) < math.inf else {"bytes": total})
+            doubt = "" if is_usual else ": some of them may be of another save"
+            text = f"{str(self.total)[:40]} bytes in the index, {total} in the files{doubt}"
+            numbers = {"bytes": total, "listed": self.total} if abs(self.total) < math.inf else {"bytes": total}
+            yield Problem("index-total", text, file=self.path.name, numbers=numbers, is_told=not is_usual)
 
     def missing(self) -> Iterator[Problem]:
         """Files of its set that it does not list, and files that it lists and that are not there. Raises Unreadable."""

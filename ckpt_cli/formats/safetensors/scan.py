@@ -17,6 +17,7 @@ from ckpt_cli.files.source import Files, Source
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.safetensors.index import Index, Problem
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, is_whole, safetensors_part, stem_of
+from ckpt_cli.formats.safetensors.two_exports import signs
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
 from ckpt_cli.formats.sets.names import part_error
 from ckpt_cli.names import few
@@ -136,8 +137,9 @@ class _Look:
         misplaced = list(index.misplaced(held))
         self.problems += misplaced
         readable = not lost and None not in held.values()
-        total = sum(tensor.nbytes for tensors in held.values() for tensor in (tensors or {}).values())
-        self.problems += [*index.for_loaders(), *(index.miscounted(total) if readable and not misplaced else ())]
+        self.problems += index.for_loaders()
+        if readable and not misplaced:
+            self.problems += signs(index, {file: tensors for file, tensors in held.items() if tensors is not None})
         return self._set(next(iter(held)) if len(held) == 1 else index.path.name, index.path, held, readable)
 
     def together(self, names: Sequence[str]) -> WeightSet:

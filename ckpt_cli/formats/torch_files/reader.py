@@ -20,6 +20,7 @@ from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.rank_files.reader import announced_size
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
 from ckpt_cli.formats.safetensors.names import model_number, next_models
+from ckpt_cli.formats.safetensors.two_exports import signs
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.names import ITEM, PartName, part_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
@@ -128,15 +129,20 @@ class TorchFiles(Format):
         if index is not None:
             raise_first(index.missing())
             paths = [first.parent / name for name in index.files]
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
+        held: dict[str, dict[str, Tensor]] = {}
         leaves: list[Leaf] = []
         notes: list[Note] = []
         for path in paths:
             state, others = _read(path, files, match, notes)
+            name = path.relative_to(first.parent).as_posix()
             if index is not None:
-                raise_first(index.misplaced({path.relative_to(first.parent).as_posix(): state.locals}))
+                raise_first(index.misplaced({name: state.locals}))
             leaves += others
-            tensors.update(_assembled(state, options))
+            held[name] = _assembled(state, options)
+            tensors.update(held[name])
+        if index is not None:
+            notes += (Note("warning", problem.code, problem.text) for problem in signs(index, held) if problem.is_told and problem.text)
         return Component(
             match.component,
             FORMAT,

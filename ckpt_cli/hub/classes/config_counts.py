@@ -18,7 +18,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.known_names import types_of
 from ckpt_cli.hub.classes.prediction import AROUND, PART, asked_layers, lost_tensors, of_prediction, prediction_layers
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
-from ckpt_cli.hub.settings import COUNTED
+from ckpt_cli.hub.entries.written import as_number
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural, printable
@@ -69,11 +69,11 @@ NEEDED = ("num_hidden_layers", "hidden_size")
 POSITIONS = "max_position_embeddings"
 """A limit rather than a count in many models: -1 is none (XLNet), and a float does no harm."""
 
-FACTOR = re.compile(r"\w*(scal(e|ing)|factor|multiplier|temperature|soft_?cap)\w*")
-"""Numbers that others are multiplied with or divided by: a limit may be infinite, as those of time steps in Mamba2 are, but not these."""
-
-WRITTEN_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Numbers that JSON does not have; Python reads the words, and transformers 5 writes {"__float__": word}."""
+FACTOR = re.compile(
+    r"\w*(scal(e|ing)|factor|multiplier|temperature|soft_?cap)\w*|(rope|rotary)_\w+|\w*(theta|base_freq)|(\w+_)?eps(ilon)?|query_pre_attn_scalar"
+)
+"""Numbers that others are multiplied with, divided by or raised to: a limit may be infinite, as those of time steps in Mamba2 are, but not
+these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,8 @@ def odd_settings(config: Config) -> Iterator[str]:
     while pending:
         name, value, decides = pending.popleft()
         key = name.rpartition(".")[2]
-        decides = decides or COUNTED.fullmatch(key) is not None or FACTOR.fullmatch(key) is not None
-        if isinstance(value, Mapping) and list(value) == ["__float__"]:
-            value = WRITTEN_FLOATS.get(str(value["__float__"]))
+        decides = decides or FACTOR.fullmatch(key) is not None
+        value = as_number(value)
         if isinstance(value, Mapping):
             pending += [(f"{name}.{inner}", item, decides) for inner, item in value.items()]
         elif isinstance(value, list):

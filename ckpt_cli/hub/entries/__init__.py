@@ -1,0 +1,1 @@
+"""Entries of config.json, by what they are about."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -122,6 +123,66 @@ class TestATokenizer:
         paths = [model(tmp_path / "one"), model(tmp_path / "two", tokenizer=tokenizer("abcdefhg")), model(tmp_path / "three")]
         (paths[2] / "tokenizer.json").unlink()
         assert f"{paths[0]} and {paths[1]}" in warnings(ckpt_cli.average(paths, tmp_path / "mean"))["tokenizers-differ"]
+
+
+class TestATokenizerWithoutTokenizerJson:
+    """The same question, of the tables that older classes read."""
+
+    LETTERS = "abcdefgh"
+    SWAPPED = "abcdefhg"
+
+    @staticmethod
+    def files(kind: str, order: str) -> dict[str, bytes]:
+        numbered = {token: number for number, token in enumerate(order)}
+        plain = {
+            "vocab.json": json.dumps({token: number for number, token in enumerate("abcdef")}).encode(),
+            "merges.txt": b"#version: 0.2\n",
+        }
+        decoder = {str(number): {"content": token} for token, number in numbered.items() if number > 5}
+        return {
+            "vocab.json": {"vocab.json": json.dumps(numbered).encode(), "merges.txt": b"#version: 0.2\n"},
+            "languages": {"vocab.json": json.dumps({"eng": numbered, "deu": {"a": 0}}).encode()},
+            "vocab.txt": {"vocab.txt": "\n".join(order).encode()},
+            "added_tokens.json": {**plain, "added_tokens.json": json.dumps({t: n for t, n in numbered.items() if n > 5}).encode()},
+            "tokenizer_config.json": {**plain, "tokenizer_config.json": json.dumps({"added_tokens_decoder": decoder}).encode()},
+            "tokenizer.model": {
+                "tokenizer.model": b"".join(base64.b64encode(t.encode()) + f" {n}\n".encode() for t, n in numbered.items())
+            },
+        }[kind]
+
+    @staticmethod
+    def put(folder: Path, files: dict[str, bytes]) -> Path:
+        model(folder)
+        (folder / "tokenizer.json").unlink()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return folder
+
+    KINDS = pytest.mark.parametrize(
+        "kind", ["vocab.json", "languages", "vocab.txt", "added_tokens.json", "tokenizer_config.json", "tokenizer.model"]
+    )
+
+    @KINDS
+    @pytest.mark.parametrize("same", [False, True])
+    def test_with_other_ids_makes_no_average(self, kind: str, same: bool, tmp_path: Path) -> None:
+        one = self.put(tmp_path / "one", self.files(kind, self.LETTERS))
+        two = self.put(tmp_path / "two", self.files(kind, self.LETTERS if same else self.SWAPPED))
+        told = warnings(ckpt_cli.average([one, two], tmp_path / "mean"))
+        assert ("tokenizers-differ" in told) != same
+        assert same or f"({kind.replace('languages', 'vocab.json')})" in told["tokenizers-differ"]
+
+    def test_with_more_tokens_is_no_other(self, tmp_path: Path) -> None:
+        for kind in ("vocab.json", "vocab.txt"):
+            one = self.put(tmp_path / kind / "one", self.files(kind, self.LETTERS[:6]))
+            two = self.put(tmp_path / kind / "two", self.files(kind, self.LETTERS))
+            for paths in ([one, two], [two, one]):
+                assert "tokenizers-differ" not in warnings(ckpt_cli.average(paths, tmp_path / "mean", overwrite=True))
+
+    def test_in_another_form_is_no_other(self, tmp_path: Path) -> None:
+        one = self.put(tmp_path / "one", self.files("vocab.json", self.LETTERS))
+        two = self.put(tmp_path / "two", self.files("vocab.json", self.LETTERS))
+        (two / "vocab.json").write_text(json.dumps(json.loads((two / "vocab.json").read_text()), indent=2))
+        assert "tokenizers-differ" not in warnings(ckpt_cli.average([one, two], tmp_path / "mean"))
 
 
 def test_parts_of_sentence_transformers_are_named(tmp_path: Path) -> None:

@@ -25,12 +25,15 @@ from ckpt_cli.errors import NonFinite, UsageError
 from ckpt_cli.formats.step_names import numbered
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
+from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.classes.claims import without_allowed
 from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
+from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import differences
 from ckpt_cli.hub.ties import differing_notes
+from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files
 from ckpt_cli.names import few, plural
 from ckpt_cli.output.key_map import Rule
@@ -343,10 +346,13 @@ def _config_notes(sources: Sequence[Averaged]) -> list[Note]:
 
 def _tokenizer_notes(sources: Sequence[Averaged]) -> list[Note]:
     """Rows of an embedding that stand for other tokens cannot be averaged."""
-    read = [(source.label, tokenizer()) for source in sources if (tokenizer := source.opened.assets.tokenizer) is not None]
+    held = [(source.label, source.opened.assets) for source in sources]
+    read = [(label, assets.tokenizer()) for label, assets in held if assets.tokenizer is not None]
     read = [(label, tokenizer) for label, tokenizer in read if tokenizer.digest is not None]
-    other = next((label for label, tokenizer in read[:-1] if tokenizer.gives_other_ids(read[-1][1])), None)
-    if other is None:
-        return []
-    text = f"the tokenizers of {other} and {read[-1][0]} give other ids to tokens: rows of different tokens are averaged"
-    return [Note("warning", "tokenizers-differ", text)]
+    plain = [(label, assets.files) for label, assets in held if assets.tokenizer is None and has_vocabulary(assets.files)]
+    differing = [(label, TOKENIZER, read[-1][0]) for label, tokenizer in read[:-1] if tokenizer.gives_other_ids(read[-1][1])]
+    differing += [(label, name, plain[-1][0]) for label, files in plain[:-1] if (name := contradicting(files, plain[-1][1]))]
+    for label, name, last in differing[:1]:
+        text = f"the tokenizers of {label} and {last} give other ids to tokens ({name}): rows of different tokens are averaged"
+        return [Note("warning", "tokenizers-differ", text)]
+    return []

@@ -284,4 +284,4 @@ def _manifest(
     facts: dict[str, Any] = {"checkpoint": absolute(found.path), **numbered(found.path, found.step), "component": place.name}
     facts["read"] = sorted(absolute(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
-    return manifest.build("extract-state", whole, written, options=settings, side_files=list(side), facts=facts)
+    return manifest.build("extract-state", whole, written, options=settings, side_files=side, facts=facts)

@@ -39,8 +39,7 @@ def plan(sources: Sources) -> Plan:  # noqa: F811
 
 
 def built(plan: Plan, written: Written) -> bytes:
-    side = [*SIDE, *([plan.index_name] if plan.index_name else [])]
-    return manifest.build("merge", plan, written, options=OPTIONS, side_files=side, facts={})
+    return manifest.build("merge", plan, written, options=OPTIONS, side_files=SIDE, facts={})
 
 
 def at_once(plan: Plan, target: Path) -> dict[str, bytes]:

@@ -59,6 +59,45 @@ class TestASaveUnderAnotherName:
             assert notes[0][1].startswith(f"{other.split('/')[0]}/ beside the steps"), command
             assert notes[0][1].endswith(f"it may be newer than {steps[0]}"), command
 
+    @pytest.mark.parametrize(
+        ("steps", "others"),
+        [
+            (("checkpoint-200", "checkpoint-100"), ("checkpoint-200-merged", "checkpoint-100-merged")),
+            (("checkpoint-30", "checkpoint-5"), ("checkpoint-5 copy", "checkpoint-5 (1)")),
+            (("0000020", "0000010"), ("0000020.bak", "0000010_4bit")),
+            (("global_step_10", "global_step_5"), ("merged_global_step_10", "old_global_step_5")),
+            (("epoch_2/step_10", "epoch_1/step_20"), ("epoch_2/step_10-bf16", "epoch_1/step_20-merged")),
+        ],
+    )
+    def test_that_says_an_older_step_or_the_same_is_a_remark(self, tmp_path: Path, steps: tuple[str, str], others: tuple[str, str]) -> None:
+        run = tmp_path / "run"
+        for name in (*steps, *others):
+            model(run / name, 1.0)
+        for command, notes in of_every_command(run, tmp_path / "out", "uncounted").items():
+            assert [level for level, _ in notes] == ["info"], command
+
+    @pytest.mark.parametrize(
+        ("steps", "other"),
+        [
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-300-merged"),
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-200 copy"),
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-200 (1)"),
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-200-new"),
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-100-final"),
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-100-300"),
+            (("checkpoint-200", "checkpoint-100"), "checkpoint-1.5k"),
+            (("checkpoint-200", "checkpoint-100"), "epoch_3-merged"),
+            (("epoch_2/step_10", "epoch_1/step_20"), "epoch_2/step_15-merged"),
+        ],
+    )
+    def test_that_may_be_later_than_its_number_says_is_named(self, tmp_path: Path, steps: tuple[str, str], other: str) -> None:
+        run = tmp_path / "run"
+        for name in (*steps, other):
+            model(run / name, 1.0)
+        ((level, text),) = told(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes, "uncounted")
+        assert level == "warning"
+        assert "may be newer" in text
+
     def test_is_named_by_extract_state(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         model(run / "checkpoint-10", 1.0, state=10)

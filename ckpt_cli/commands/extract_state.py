@@ -14,6 +14,7 @@ from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
 from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.passed_over import passed_over_state
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
@@ -220,7 +221,7 @@ def choose(
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
             newer += also_notes(target, [(found, [place.name])])
             skipped = [*((other, why) for other, _, why in candidates), *((other, short_reason(why)) for other, why in passed.errors)]
-            beside = [*linked, *unread_notes(found, place), *mark_notes(found, place)]
+            beside = [*linked, *unread_notes(found, place), *mark_notes(found, place), *notes_of_state(found, place, files)]
             told = [*newer, *passed.notes(target, "skipped"), *notes, *beside]
             return found, place, told, newer_infos(target, found, skipped)
         candidates.append((found, place, problem))
@@ -235,7 +236,8 @@ def choose(
     if step is None and target.run is not None and len(twins) > 1:
         raise ambiguous(target, found.step, twins)
     incomplete = Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")
-    return found, place, [incomplete, *also_notes(target, [(found, [place.name])])], ()
+    notes = [incomplete, *also_notes(target, [(found, [place.name])]), *notes_of_state(found, place, files)]
+    return found, place, notes, ()
 
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:
@@ -282,4 +284,4 @@ def _manifest(
     facts: dict[str, Any] = {"checkpoint": absolute(found.path), **numbered(found.path, found.step), "component": place.name}
     facts["read"] = sorted(absolute(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
-    return manifest.build("extract-state", whole, written, options=settings, side_files=list(side), facts=facts)
+    return manifest.build("extract-state", whole, written, options=settings, side_files=side, facts=facts)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.beside.siblings import notes_below
+from ckpt_cli.discover.forms.inner_steps import Read, notes_inside
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.drafting.draft import Draft
@@ -15,7 +16,7 @@ from ckpt_cli.errors import NotFound
 from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, safetensors_part, stem_of
@@ -34,7 +35,7 @@ from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
 from ckpt_cli.verifying.beside import damaged_files
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
-from ckpt_cli.verifying.folder import FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
+from ckpt_cli.verifying.folder import MODEL, FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
 
 STATE = "extract-state"
 UNREAD = ("damaged-config", "lfs-pointer", "file-pointer", "unreadable-file")
@@ -128,7 +129,9 @@ def find_subjects(
 def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:
     read = {Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces}
     restarts = restart_notes(path, one.component, one.stored, None, files)
-    return [*restarts.values(), *notes_below((path,), path, {*taken, *restarts}, one.component, one.tensors, {}, files, read=read)]
+    below = notes_below((path,), path, {*taken, *restarts}, one.component, one.tensors, {}, files, read=read)
+    inside = notes_inside(path, Read(one.component, [*read], one.tensors, {}, ReadOptions(), one.component == MODEL), files)
+    return [*restarts.values(), *below, *inside]
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
+from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
@@ -171,7 +172,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
     described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     notes = [*opened.notes, *extra_notes]
-    if opened.target.steps_inside:
+    if opened.target.steps_inside and not any(note.code == "steps-inside" for note in opened.notes):
         text = f"the folder has weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
         notes.append(Note("warning", "steps-inside", text))
     if opened.target.refused:
@@ -259,7 +260,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     assets = assets_of_step(found, homes, base)
     check_marks(found, place)
     try:
-        component = describe(place.match, files, reading_options(assets.config, shard_order))
+        options = reading_options(assets.config, shard_order)
+        component = describe(place.match, files, options)
     except IsOptimizer as error:
         error.hint = weights_hint(place.match.root, Folders())
         raise
@@ -279,6 +281,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *models.values(),
         *restarts.values(),
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),
+        *inner_step_notes(found, place, component, assets.config, options, files),
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *twin_notes(place.name, component.tensors),

@@ -125,8 +125,13 @@ def steps_of_run(given: Path, there: Folders, only: int | None = None, *, files:
 
 def without_tags(steps: Steps) -> Steps:
     """The steps in a folder that is a step itself: a save in a tag (``global_step500``) is a part of it, and no step of its own."""
-    found = tuple(step for step in steps.found if not all(format_of(place.match).in_tags for place in step.places))
+    found = tuple(step for step in steps.found if not all(_is_tag(step.path, place) for place in step.places))
     return replace(steps, found=found)
+
+
+def _is_tag(folder: Path, place: Place) -> bool:
+    """Whether a folder is a tag itself, and no step that holds one."""
+    return format_of(place.match).in_tags and place.match.root == folder
 
 
 def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tuple[Path, ...]:

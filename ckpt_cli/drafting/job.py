@@ -136,8 +136,7 @@ class Job:
         }
         settings = {name: getattr(options, name) for name in (field.name for field in fields(options)) if name not in passing}
         settings["key_map"] = lasting_key_map(options.key_map)
-        side = [*self.side_files, *([self.plan.index_name] if self.plan.index_name else [])]
-        return manifest.build(command, self.plan, written, options=settings, side_files=side, facts=facts)
+        return manifest.build(command, self.plan, written, options=settings, side_files=self.side_files, facts=facts)
 
     def result(self, options: WritingOptions, published: Publication) -> dict[str, Any]:
         """The fields of a `WrittenFolder`."""

@@ -24,6 +24,9 @@ BESIDE = "beside"
 LEFT_OUT, FUSED = "left_out", "fused_adapters"
 """Facts about an output that those made from it inherit."""
 
+SIDE_SIZES = "side_sizes"
+"""The sizes of the files beside the weights that were written; an older manifest has none."""
+
 KEPT = "kept_in_fp32"
 """The tensors that ``--dtype`` left in fp32; an older manifest does not say any, as all were cast."""
 
@@ -32,7 +35,7 @@ KEPT = "kept_in_fp32"
 class Manifest:
     """The content of a manifest: ``outputs`` are weight files with their sizes in bytes, ``checksums`` CRC-32 by file and tensor.
 
-    ``headers`` are those of the headers of weights files; an older manifest has none.
+    ``headers`` are those of the headers of weights files, ``side_sizes`` the bytes of files beside these; an older manifest has none.
     """
 
     command: str
@@ -43,6 +46,7 @@ class Manifest:
     side_checksums: Mapping[str, int]
     facts: Mapping[str, Any]
     headers: Mapping[str, int]
+    side_sizes: Mapping[str, int]
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -87,6 +91,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             headers = {str(name): int(crc, 16) for name, crc in (heads or {}).items()}
             checksums = {file: {name: int(crc, 16) for name, crc in known.items()} for file, known in (files or {}).items()}
             outputs = {str(name): int(size) for name, size in content["outputs"].items()}
+            side_sizes = {str(name): int(size) for name, size in (content.get(SIDE_SIZES) or {}).items()}
         except (AttributeError, OverflowError, TypeError, ValueError):
             raise CorruptFile("the manifest lists invalid sizes or checksums") from None
     side = tuple(name for name in content["side_files"] if isinstance(name, str))
@@ -99,6 +104,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         side_checksums=side_checksums,
         facts=content,
         headers=headers,
+        side_sizes=side_sizes,
     )
 
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ckpt_cli.files.descriptors import Identity
-from ckpt_cli.files.manifest import SCHEMA
-from ckpt_cli.files.source import Watched
+from ckpt_cli.files.manifest import SCHEMA, SIDE_SIZES
+from ckpt_cli.files.source import Watched, size_of
 from ckpt_cli.output.plan import Plan
 from ckpt_cli.output.writer import Written
 from ckpt_cli.urls import shown
 
 
 def build(
-    command: str, plan: Plan, written: Written, *, options: Mapping[str, Any], side_files: Sequence[str], facts: Mapping[str, Any]
+    command: str,
+    plan: Plan,
+    written: Written,
+    *,
+    options: Mapping[str, Any],
+    side_files: Mapping[str, bytes | Path],
+    facts: Mapping[str, Any],
 ) -> bytes:
-    """The manifest: sources with size (bytes), times (ns) and tag, plan digest, versions, options, output files with sizes, side files.
+    """The manifest: sources with size (bytes), times (ns) and tag, plan digest, versions, options, output files and side files with sizes.
 
-    Checksums are CRC-32: of tensors, by file and name, of the headers of weights files, and of whole side files.
+    Checksums are CRC-32: of tensors, by file and name, of the headers of weights files, and of whole side files. Of those of ``side_files``
+    that were there before neither size nor checksum is known.
     """
+    index = [plan.index_name] if plan.index_name else []
     content = {
         "tool": "ckpt",
         "schema": SCHEMA,
@@ -31,7 +40,8 @@ def build(
         "plan_digest": plan.digest,
         "sources": listed(plan.sources),
         "outputs": dict(written.files),
-        "side_files": sorted(side_files),
+        "side_files": sorted({*side_files, *index}),
+        SIDE_SIZES: {name: _size(side_files[name]) for name in sorted(written.side_files)},
         "checksums": {
             "algorithm": "crc32",
             "files": {file: {name: f"{crc:08x}" for name, crc in sorted(known.items())} for file, known in written.checksums.items()},
@@ -40,6 +50,10 @@ def build(
         },
     }
     return shown(json.dumps(content, indent=2) + "\n").encode()
+
+
+def _size(content: bytes | Path) -> int:
+    return size_of(content) if isinstance(content, Path) else len(content)
 
 
 def listed(files: Iterable[Watched]) -> list[dict[str, Any]]:

@@ -6,14 +6,17 @@ Files that ckpt wrote have a checksum in its manifest.
 from __future__ import annotations
 
 import contextlib
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import files_in, is_file, stays_inside
+from ckpt_cli.errors import CkptError, Unsupported
+from ckpt_cli.files.folders import files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.files.source import Files, read_small
+from ckpt_cli.files.zip_archive import ZipMap
 from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import partial_text
 from ckpt_cli.hub.beside.named import named_by
@@ -32,6 +35,7 @@ OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth")
 """Side files that hold weights: large, and only read with ``--full``."""
 
 MAX_TEXT = 1 << 30
+ZIP = b"PK\x03\x04"
 
 
 def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]:
@@ -95,6 +99,29 @@ def _without_named(files: Mapping[str, Path]) -> Iterator[Finding]:
 
 def _any(kinds: list[str]) -> str:
     return "one" if len(kinds) == 1 else "any"
+
+
+def check_sizes_beside(folder: Path, manifest: Manifest, files: Files) -> Iterator[Finding]:
+    """Files of weights or state beside the model that have another size than was written, or are cut off, where no size is known.
+
+    Other files are small enough for their checksums.
+    """
+    for name in (name for name in manifest.side_files if name.endswith(OF_WEIGHTS) and stays_inside(name)):
+        status, size = status_of(folder / name), manifest.side_sizes.get(name)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            continue  # it is found elsewhere
+        now = status.st_size
+        if size is not None and now != size:
+            yield finding("changed-size", f"{now} bytes, but {size} were written", file=name, bytes=now, expected=size)
+        elif size is None:
+            try:
+                source = files.source(folder / name)
+                if source.read(0, min(len(ZIP), source.size)) == ZIP:
+                    ZipMap(source)
+            except Unsupported:
+                continue  # what is no archive of torch may be whole
+            except CkptError as error:
+                yield unread("damaged-file", error, name)
 
 
 def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Finding]:

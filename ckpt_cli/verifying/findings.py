@@ -34,7 +34,7 @@ COMPARE = "compare it with the original file"
 
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
-    "damaged-file": Kind("error", "headers", "a weights file is truncated, or its header is broken or wrong", AGAIN),
+    "damaged-file": Kind("error", "headers", "a file of weights or state is truncated, or its header is broken or wrong", AGAIN),
     "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
     "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not supported: its content was not checked"),
     "damaged-index": Kind(
@@ -94,7 +94,7 @@ KINDS: dict[str, Kind] = {
     "missing-file": Kind("error", "headers", "a file that the index or the manifest names is not there", AGAIN),
     "missing-index": Kind("error", "headers", "parts of a model without an index: nothing shows that they are complete", AGAIN),
     "part-of-set": Kind("error", "headers", "weights that are one part of a set, by their names or headers", "get the whole set"),
-    "changed-size": Kind("error", "headers", "the size of a weights file has changed since it was written", AGAIN),
+    "changed-size": Kind("error", "headers", "the size of a file of weights or state has changed since it was written", AGAIN),
     "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),

@@ -32,7 +32,7 @@ from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.names import few, plural
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.adapter import check_on_top
-from ckpt_cli.verifying.beside import check_beside, check_changed
+from ckpt_cli.verifying.beside import check_beside, check_changed, check_sizes_beside
 from ckpt_cli.verifying.findings import finding, unread
 
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
@@ -86,7 +86,8 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
             code = "other-model" if differs is not None else "other-weights"
             found.append(finding(code, text, file=few([path.name for path in weights.files], 2)))
     found += check_beside(folder, manifest.side_files if manifest is not None else ())
-    found += check_changed(folder, manifest.side_checksums) if manifest is not None else ()
+    if manifest is not None:
+        found += [*check_changed(folder, manifest.side_checksums), *check_sizes_beside(folder, manifest, files)]
     model = next((weights.tensors for weights in sets if weights.name == MODEL), {})
     found += check_on_top(folder, model, sets, manifest)
     if sets:

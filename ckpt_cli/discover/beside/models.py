@@ -80,9 +80,11 @@ def comparison_with_form(match: Match, held: Mapping[str, Tensor], config: Confi
     return replace(found, text=f"{found.text}: one of them may be of another step") if found.differs else found
 
 
-def comparison_of(shown: str, held: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Comparison:
-    """Two forms of one model, compared under the names that a merge would give them."""
-    return _compared(shown, _under_hub_names(held, config), _under_hub_names(others, config), config)
+def comparison_of(
+    shown: str, held: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config, *, every: bool = False
+) -> Comparison:
+    """Two forms of one model, compared under the names that a merge would give them; ``every`` tensor, or as many as are `SAMPLED`."""
+    return _compared(shown, _under_hub_names(held, config), _under_hub_names(others, config), config, every=every)
 
 
 def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> bool:
@@ -143,24 +145,26 @@ def comparison_with_folder(folder: Path, held: Mapping[str, Tensor], config: Con
     return _compared(f"{folder.name}/", mine, tensors, config)
 
 
-def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config) -> Comparison:
+def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config, *, every: bool = False) -> Comparison:
     """Whether two models differ in names, shapes or sampled values, either of which may have been rounded."""
     others, _ = turned_alike(others, mine, config, {})
     differing = list(_differences(mine, others, config))
     if differing:
         return Comparison(True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}")
-    unequal = _unequal(mine, others)
+    unequal = _unequal(mine, others, every=every)
     if unequal:
         return Comparison(True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), and was not used")
     return Comparison(False, f"{shown} holds the same weights (samples are equal), and was not used")
 
 
-def _unequal(mine: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[str]:
+def _unequal(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], *, every: bool = False) -> list[str]:
     """The tensors whose sampled values differ, either of which may have been rounded."""
     common = [name for name in mine if name in others]
-    # What has one dtype in a model and in its masters was not trained, and is the same in every step.
-    common = [name for name in common if mine[name].dtype != others[name].dtype] or common
-    sampled = [(name, mine[name], others[name]) for name in common[:: max(1, len(common) // SAMPLED)]]
+    if not every:
+        # What has one dtype in a model and in its masters was not trained, and is the same in every step.
+        common = [name for name in common if mine[name].dtype != others[name].dtype] or common
+        common = common[:: max(1, len(common) // SAMPLED)]
+    sampled = [(name, mine[name], others[name]) for name in common]
     return [name for name, own, other in sampled if not same_sample(own, other) and not same_sample(other, own)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders, broken_link
-from ckpt_cli.formats.step_names import is_like_step, step_of
+from ckpt_cli.formats.step_names import LAST, is_like_step, step_of
 from ckpt_cli.formats.trainers import PARTIAL, has_form
 from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few
@@ -21,16 +22,30 @@ from ckpt_cli.tensors.component import Note
 MAX_LOOKED = 256
 """How many entries are looked into: a run has a few beside its steps."""
 
+NUMBER = re.compile(r"[0-9]+")
+DIGITS = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![0-9]|-?bit)")
+"""Numbers that count something, and are no part of a dtype or the like."""
+
+BRACKETS = re.compile(r"\([0-9]+\)")
+"""What browsers and file managers add to a name that is taken."""
+
+AGAIN = re.compile(rf"(?<![a-z])(new|fix|again|re-?(do|run|try|start|sum)|{'|'.join(LAST)}|v[0-9])", re.IGNORECASE)
+"""Words for what came later than something of the same number."""
+
+PLAIN = re.compile(r"(?!.*copy)[A-Za-z0-9._=+~-]*", re.ASCII | re.IGNORECASE)
+"""What is added by hand or by a tool. File managers add spaces, brackets and words of all languages, to the older one or to the newer."""
+
 
 def uncounted_notes(target: Target, taken: Found) -> list[Note]:
     """What is said of entries beside the steps that no step was found in, where ``taken`` is the newest of these.
 
-    A warning for names with the words of a step, or of the last save; else only a remark, as for a model that another tool wrote there.
+    A warning for names with the words of a step, or of the last save; else only a remark, as for a model that another tool wrote there,
+    also under the name of a step that is no newer.
     """
     last: list[str] = []
     others: list[str] = []
     for entry, said in _with_weights(target):
-        (last if is_like_step(entry.name) else others).append(said)
+        (last if is_like_step(entry.name) and not _is_told_step(entry, target, taken) else others).append(said)
     notes = [Note("warning", "uncounted", f"{_told(last)}: {_it(last)} may be newer than {target.label(taken.path)}")] if last else []
     if others:
         notes.append(Note("info", "uncounted", _told(others)))
@@ -39,6 +54,21 @@ def uncounted_notes(target: Target, taken: Found) -> list[Note]:
         text = f"{names} among the steps {'is an output' if len(target.made) == 1 else 'are outputs'} of ckpt, not counted as a step"
         notes.append(Note("info", "uncounted", text))
     return notes
+
+
+def _is_told_step(entry: Path, target: Target, taken: Found) -> bool:
+    """Whether the name of an entry says which step it is of, and that is none after ``taken``: ``checkpoint-200-merged``."""
+    age = target.age
+    for shape in {"[0-9]+".join(map(re.escape, NUMBER.split(found.path.name))) for found in target.checkpoints}:
+        part = re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9,])", entry.name)
+        if part is None or step_of(Path(part[0])) is None:
+            continue
+        rest = (entry.name[: part.start()], entry.name[part.end() :])
+        if any(AGAIN.search(text) or DIGITS.search(BRACKETS.sub("", text)) for text in rest):
+            continue
+        of, newest = age(entry.with_name(part[0])), age(taken)
+        return of < newest or (of == newest and all(map(PLAIN.fullmatch, rest)))
+    return False
 
 
 def _told(entries: list[str]) -> str:

@@ -210,7 +210,8 @@ def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
         raise Undecidable(
             "the weight that this adapter belongs to is not here",
             tensor=f"{PREFIX}{adapter.path}",
-            hint="pass --lora export, and fuse it with PEFT",
+            expected=f"{adapter.module}.weight, or fused experts in {adapter.module} that these factors fit",
+            hint="pass --lora export, without --base, and fuse it with PEFT",
         )
     if len(found) > 1:
         raise Undecidable(

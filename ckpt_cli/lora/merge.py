@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import Assets
+from ckpt_cli.hub.classes.in_memory.inner import InnerModel, inner_model
+from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
-from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
+from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
@@ -122,7 +124,10 @@ def with_adapters_fused(
     component = opened.component
     state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
-    weights = as_in_memory(base.tensors, opened.assets.config) if base is not None and lacks_base(state) else {}
+    seen = SeenBase({}, opened.assets.config)
+    if base is not None and lacks_base(state):
+        seen = as_in_memory(base.tensors, opened.assets.config, state.adapters)
+    weights, config = seen.tensors, seen.config
     state = placed(state, weights)
     check_variant(state, facts)
     if not state.adapters and state.wrapped:
@@ -151,14 +156,17 @@ def with_adapters_fused(
                 hint="pass --base with the model that training started from to fuse them, or --lora export to write a PEFT folder",
             )
         check_biases(state, weights, biases)
-        state = without_copies(state, weights, opened.assets.config, biases, has_config=bool(facts.config))
-        state, told = with_untrained_heads(state, weights, opened.assets.config, facts.config)
+        state = without_copies(state, weights, config, biases, has_config=bool(facts.config))
+        state, told = with_untrained_heads(state, weights, config, facts.config)
         notes += told
         state = on_base(state, weights)
         notes.append(Note("info", "lora-base", "the shards hold the adapters alone; all other weights are those of the base"))
-    notes += check_whole(state, facts, saved, opened.assets.config, state.tensors, held)
-    state = replace(state, tensors=with_ties(state.tensors, opened.assets.config, state.adapters))
-    notes += _tie_notes(state, opened.assets.config)
+        if seen.inner is not None:
+            text = f"the adapters are for {seen.inner.kind}, whose tensors are those of the base that begin with {seen.inner.outer}"
+            notes.append(Note("info", "lora-base", text))
+    notes += check_whole(state, facts, saved, config, state.tensors, held)
+    state = replace(state, tensors=with_ties(state.tensors, config, state.adapters))
+    notes += _tie_notes(state, config)
     result = fuse_adapters(state, facts, wide=cast, allow_overflow=allow_overflow)
     if result.once:
         text = f"{few(result.once)} and what it is tied to have the same factors, which are added once, as in training"
@@ -167,7 +175,7 @@ def with_adapters_fused(
         notes.append(Note("warning", "lora-tied", _summed_text(result, ties=facts.config.get(TYING) is True)))
     notes += [*_layout_notes(state, facts), *untrained_notes(state.adapters)]
     info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
-    return replace(component, tensors=result.tensors), info, tuple(notes)
+    return replace(component, tensors=seen.whole(result.tensors)), info, tuple(notes)
 
 
 def _tie_notes(state: PeftState, config: Config) -> list[Note]:
@@ -210,7 +218,10 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     """
     config, stored = opened.assets.config, parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, config.get("model_type"))
-    weights = as_in_memory(reference.tensors, config) if reference is not None and lacks_base(stored) else {}
+    seen = SeenBase({}, config)
+    if reference is not None and lacks_base(stored):
+        seen = as_in_memory(reference.tensors, config, stored.adapters)
+    weights = seen.tensors
     stored = placed(stored, weights)
     refuse_apart(stored, saved_names(stored))
     state, of_part = within_part(stored), is_for_a_part(stored, config)
@@ -229,7 +240,12 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
     info = _info("exported", facts, ranks, scales, dora=dora)
     whole = check_whole(
-        state, facts, saved_names(state), config, names_within(weights, stored.part) if lacks_base(state) else state.tensors, state.tensors
+        state,
+        facts,
+        saved_names(state),
+        seen.config,
+        names_within(weights, stored.part) if lacks_base(state) else state.tensors,
+        state.tensors,
     )
     told = [*_layout_notes(state, facts, exported=True), *untrained_notes(state.adapters)]
     notes = (*facts.notes, *([part_note(stored)] if of_part else []), *whole, *told)
@@ -276,10 +292,42 @@ def _is_transposed(state: PeftState) -> bool:
     return False
 
 
-def as_in_memory(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
-    """A base's tensors under the names that the model has in memory, which are those of its adapters."""
+@dataclass(frozen=True, slots=True)
+class SeenBase:
+    """A base's tensors as the model that was trained has them in memory, by its ``config``.
+
+    If that is a part of the base, loaded as a model of its own (``inner``), ``others`` are those of the other parts.
+    """
+
+    tensors: dict[str, Tensor]
+    config: Config
+    inner: InnerModel | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The base with these tensors of the model that was trained."""
+        inner = self.inner
+        return dict(tensors) if inner is None else {**self.others, **{inner.outside(name): tensor for name, tensor in tensors.items()}}
+
+
+def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterable[Adapter]) -> SeenBase:
+    """A base's tensors under the names that the model of these ``adapters`` has in memory; what they are for also in the form there.
+
+    Names of adapters may begin with what a trainer calls the model.
+    """
     rules = rules_for(config)
-    return dict(tensors if rules is None else native_tensors(tensors, rules))
+    if rules is None:
+        return SeenBase(dict(tensors), config)
+    named, modules = native_tensors(tensors, rules), [adapter.module for adapter in adapters]
+    inner = inner_model(config, modules, named)
+    split = [(inner.outside(module) if inner is not None else module).split(".") for module in modules]
+    wanted = {".".join(parts[start:]) for parts in split for start in range(len(parts))}
+    held = joined_tensors(named, rules, config, lambda name: name.rpartition(".")[0] in wanted)
+    if inner is None:
+        return SeenBase(held, config)
+    own = {name: seen for name in held if (seen := inner.inside(name)) is not None}
+    others = {name: tensor for name, tensor in held.items() if name not in own}
+    return SeenBase({seen: held[name] for name, seen in own.items()}, inner.config, inner, others)
 
 
 def _info(outcome: str, facts: AdapterFacts, ranks: Mapping[str, int], scales: Mapping[str, float], *, dora: bool) -> LoraInfo:

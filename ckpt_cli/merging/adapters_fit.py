@@ -17,13 +17,15 @@ from ckpt_cli.tensors.component import Component
 def check_adapters_fit(opened: Adapted, base: Component, folder: Path) -> None:
     """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
     state = parse_peft(opened.component.tensors)
-    tensors = with_ties(as_in_memory(base.tensors, opened.assets.config), opened.assets.config, state.adapters)
+    seen = as_in_memory(base.tensors, opened.assets.config, state.adapters)
+    tensors = with_ties(seen.tensors, seen.config, state.adapters)
     state = placed(state, tensors)
     fitting = sum(fits(adapter, tensors) for adapter in state.adapters)
     if fitting < ENOUGH * len(state.adapters):
+        count = f"{fitting} of {len(state.adapters)} adapters have a weight of their shape in it"
         raise Inconsistent(
-            f"the base is another model: {fitting} of {len(state.adapters)} adapters have a weight of their shape in it",
+            f"the base is another model, or has other names: {count}",
             path=folder,
             expected="the model that training started from",
-            hint="pass that model as --base",
+            hint="pass that model as --base, or leave out --base to export the adapters without a comparison",
         )

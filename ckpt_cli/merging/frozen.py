@@ -55,7 +55,7 @@ def frozen_notes(component: OpenedComponent, base: Base, state: PeftState, alpha
     """A warning about weights under adapters that are not the base's. Raises Inconsistent if they are these with the adapters in them."""
     try:
         facts = adapter_facts(component.homes, alpha, component.assets.config.get("model_type"))
-        held = as_in_memory(base.weights().tensors, component.assets.config)
+        held = as_in_memory(base.weights().tensors, component.assets.config, state.adapters).tensors
         measured = list(_measured(state, held, facts)) if changed_base(facts.config) is None else []
     except CkptError:
         return []  # what cannot be read, or does not fit, is told where it is needed

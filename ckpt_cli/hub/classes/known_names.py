@@ -49,14 +49,23 @@ def fitting_class(config: Config, names: Iterable[str]) -> str | None:
     for kind in _classes_of(model_type):
         known = _built(f"{model_type}/{kind}")
         if known is not None and (fits := max(_agreement(held, known.native), _agreement(held, known.hub))) > 0:
-            rank = next((len(PREFERRED) - i for i, ending in enumerate(PREFERRED) if kind.endswith(ending)), 0)
-            scores.append((fits, rank, kind))
+            scores.append((fits, _rank(kind), kind))
     return max(scores)[2] if scores else None
+
+
+def classes_of_type(model_type: str) -> Iterator[tuple[str, ClassNames]]:
+    """The classes of a model type with their names, the most likely one first."""
+    kinds = sorted(_classes_of(model_type), key=lambda kind: (-_rank(kind), kind))
+    yield from ((kind, known) for kind in kinds if (known := _built(f"{model_type}/{kind}")) is not None)
 
 
 def types_of(kind: str) -> list[str]:
     """The model types of a class, by the shipped file."""
     return [key.removesuffix(f"/{kind}") for key in _shipped()["models"] if key.endswith(f"/{kind}")]
+
+
+def _rank(kind: str) -> int:
+    return next((len(PREFERRED) - i for i, ending in enumerate(PREFERRED) if kind.endswith(ending)), 0)
 
 
 def _agreement(held: set[str], known: frozenset[str]) -> int:

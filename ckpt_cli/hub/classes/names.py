@@ -20,7 +20,7 @@ from ckpt_cli.hub.classes.rules import Conversion, HubRules, Renaming
 from ckpt_cli.hub.classes.shapes.other_cuts import part_size
 from ckpt_cli.hub.config import Config
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.tensors.views import concatenated, interleaved, selected, sliced, stacked, transposed
+from ckpt_cli.tensors.views import concatenated, interleaved, sliced, stacked, transposed, unstacked
 
 TRIED = 8
 """How many of the tensors of two forms are tried for a hint."""
@@ -268,8 +268,8 @@ def _split_list(held: Held, _: Sequence[str], targets: Sequence[str], __: Config
         target = targets[0] if len(held) == 1 else pattern
         # One element has at least one dimension itself: a stack of numbers is no stack of experts.
         axis = checked_axis(tensor, dim, least=2)
-        count = checked_parts(tensor, tensor.shape[axis], tensor.shape[axis], "elements of a list")
-        result |= {target.replace("*", str(i)): [selected(tensor, axis, i)] for i in range(count)}
+        checked_parts(tensor, tensor.shape[axis], tensor.shape[axis], "elements of a list")
+        result |= {target.replace("*", str(i)): [each] for i, each in enumerate(unstacked(tensor, axis))}
     return result
 
 

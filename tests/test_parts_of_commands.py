@@ -33,7 +33,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 class TestMerge:
-    @pytest.mark.parametrize("options", [["--dtype", "bf16"], ["--max-shard-size", "20KB"], ["--type", "ema"]])
+    @pytest.mark.parametrize("options", [["--dtype", "bf16"], ["--max-shard-size", "20KB"], ["--type", "ema"], ["--with-state"]])
     def test_three_parts_give_what_one_process_gives(self, tmp_path: Path, options: list[str]) -> None:
         assert ckpt("merge", RUN, "-o", tmp_path / "one", *options).code == 0
         for number in (2, 0, 1):

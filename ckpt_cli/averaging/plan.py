@@ -12,6 +12,7 @@ from typing import Any
 from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import formula
 from ckpt_cli.averaging.histories import history_notes
+from ckpt_cli.averaging.made_of import Origin, made_notes
 from ckpt_cli.averaging.numbers import check_numbers, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
@@ -190,6 +191,7 @@ def _job(
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
     notes += _unrelated_notes(used, agreed) if method != "posthoc-ema" else []
     notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
+    notes += made_notes([Origin(source.label, source.path, source.opened.name, source.opened.made) for source in used])
     draft = replace(
         drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
         notes=tuple(notes),

@@ -98,7 +98,7 @@ def merge(
         reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = planned_jobs(opened, target, reference, rules, chosen)
         refuse_several(to, [job.output for job in jobs])
-        if chosen.with_state and _is_first(chosen):
+        if chosen.with_state:
             jobs = [_with_state(job, opened, files, chosen.dry_run) for job in jobs]
         checkpoint = describe_checkpoint(opened)
         if chosen.strict:

@@ -241,7 +241,7 @@ FAMILIES = (
     ),
     Family(("ColossalAI", "Open-Sora", "litgpt", "torchtune", "torch.save"), "ckpt merge RUN --base BASE", BASE),
     Family(
-        ("Hugging Face", "Hugging Face Hub cache"),
+        ("Hugging Face", "loops with save_pretrained", "Hugging Face Hub cache"),
         "ckpt verify RUN --full\nckpt merge RUN -o OUT --dtype bf16",
         "A model folder already: it can be checked, compared, averaged, cast, and cut into other files.",
     ),

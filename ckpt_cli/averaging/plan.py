@@ -15,6 +15,7 @@ from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.averaging.made_of import Origin, made_notes
 from ckpt_cli.averaging.numbers import check_numbers, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
+from ckpt_cli.averaging.side_files import side_file_notes
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
@@ -189,6 +190,7 @@ def _job(
     notes += [*turned, *(note for source in sources for note in source.selection.notes)]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
+    notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
     notes += _unrelated_notes(used, agreed) if method != "posthoc-ema" else []
     notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
     notes += made_notes([Origin(source.label, source.path, source.opened.name, source.opened.made) for source in used])

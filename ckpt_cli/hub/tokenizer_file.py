@@ -13,6 +13,7 @@ from typing import Any
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.beside.told_tokens import Told, told_tokens
+from ckpt_cli.hub.contents.tokenizer_steps import steps_of
 from ckpt_cli.hub.text_assets import read_text
 
 TOKENIZER = "tokenizer.json"
@@ -23,8 +24,8 @@ class TokenizerFile:
     """``ids`` are those of the vocabulary and of tokens that were added to it, by kind; ``digest`` is equal for two equal vocabularies.
 
     ``added`` are the tokens that the vocabulary lacks, with their ids. ``told`` are tokens that files beside it name, ``held`` the ids
-    of those that it has, and ``following`` is the id that the next one gets. ``marked``: the file begins with a byte order mark.
-    ``trouble``: it cannot be read, so that nothing is known.
+    of those that it has, and ``following`` is the id that the next one gets. ``steps`` are digests of what it does with a
+    text, by name. ``marked``: the file begins with a byte order mark. ``trouble``: it cannot be read, so that nothing is known.
     """
 
     ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -33,6 +34,7 @@ class TokenizerFile:
     told: tuple[Told, ...] = ()
     held: Mapping[str, int] = field(default_factory=dict)
     following: int | None = None
+    steps: Mapping[str, str] = field(default_factory=dict)
     marked: bool = False
     trouble: CkptError | None = None
 
@@ -70,7 +72,8 @@ def _read(path: Path, beside: Mapping[str, Path]) -> TokenizerFile:
     told = told_tokens(beside)
     held = _held({each.token for each in told}, vocabulary, added)
     following = max([len(ids[0][1]), *(number + 1 for _, number in added)]) if digest is not None else None
-    return TokenizerFile(tuple(each for each in ids if each[1]), digest, added, told, held, following, text.marked)
+    known = tuple(each for each in ids if each[1])
+    return TokenizerFile(known, digest, added, told, held, following, steps_of(text.content), text.marked)
 
 
 def _held(words: set[str], vocabulary: Any, added: tuple[tuple[str, int], ...]) -> dict[str, int]:

@@ -198,7 +198,7 @@ class TestStrict:
     @pytest.mark.parametrize("command", COMMANDS)
     def test_without_warnings_everything_is_as_always(self, run: Path, tmp_path: Path, call: Callable[..., Outcome], command: str) -> None:
         if command == "extract-state":
-            saved = (run / "checkpoint-200" / "config.json").stat().st_mtime
+            saved = shard(run, 0).stat().st_mtime
             for path in (run / "checkpoint-200" / f"rng_state_{rank}.pth" for rank in range(4)):
                 torch.save({"cpu": torch.zeros(3, dtype=torch.uint8)}, path)
                 os.utime(path, (saved, saved))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.names import few, printable
@@ -48,8 +47,7 @@ def _mixed(origins: Sequence[Origin]) -> Iterator[Note]:
     of: dict[str, list[str]] = {}
     for origin in origins:
         of.setdefault(origin.holds, []).append(origin.label)
-    found: dict[str, Any] = {origin.component: None for origin in origins}
-    if len(of) > 1 and len(found) == 1:
+    if len(of) > 1 and len({origin.component for origin in origins}) == 1:
         said = " and ".join(f"{printable(name)} ({few(labels)})" for name, labels in of.items())
         yield Note("warning", "mixed-components", f"different components are averaged, as ckpt-manifest.json of an output says: {said}")
 

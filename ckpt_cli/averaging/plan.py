@@ -17,6 +17,7 @@ from ckpt_cli.averaging.numbers import check_numbers, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.side_files import side_file_notes
 from ckpt_cli.averaging.steps import Snapshots
+from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.open import OpenedComponent
@@ -29,7 +30,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.classes.claims import without_allowed
-from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
+from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.peft_names import has_adapters
@@ -279,7 +280,7 @@ def _same_way_round(sources: tuple[Averaged, ...]) -> tuple[tuple[Averaged, ...]
     newest, result, notes = sources[-1], [], []
     for source in sources[:-1]:
         configs = newest.opened.assets.config, source.opened.assets.config
-        tensors, found = turned_alike(source.selection.tensors, newest.selection.tensors, *configs)
+        tensors, found = seen_alike(source.selection.tensors, newest.selection.tensors, configs)
         result.append(replace(source, selection=replace(source.selection, tensors=dict(tensors))))
         notes += turned_notes(found, source.label)
     return (*result, newest), notes

@@ -1,9 +1,8 @@
-"""The base model: its folder, weights and config, and its tensors under the names of the run."""
+"""The base model: its folder, weights and config."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,14 +13,8 @@ from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
 from ckpt_cli.hub.assets import Assets, find_assets
-from ckpt_cli.hub.classes.expected_tensors import Expected
-from ckpt_cli.hub.classes.fit import KnownClass
-from ckpt_cli.hub.classes.names import hub_tensors
-from ckpt_cli.hub.classes.shapes.turned import Turned, turned_alike
 from ckpt_cli.hub.config import Config
-from ckpt_cli.names import Naming
 from ckpt_cli.tensors.component import Component
-from ckpt_cli.tensors.tensor import Tensor
 
 LEVELS = 3
 """How far below a run weights lie: in a step, in the folder of a role, in one of their own."""
@@ -115,14 +108,3 @@ def _weights_below(folder: Path) -> CkptError | None:
     except CkptError:
         return None  # only asked for a message
     return None
-
-
-def laid_out_alike(
-    base: Base, mine: Mapping[str, Tensor], kind: KnownClass | str, naming: Naming, config: Config
-) -> tuple[Mapping[str, Tensor], Turned]:
-    """The tensors of a base with weights, named and cut like those of an output, and which of them were turned for it."""
-    held = base.weights().tensors
-    if naming == "hub" and not isinstance(kind, str) and kind.rules is not None:
-        held = dict(hub_tensors(held, kind.rules, config))
-    of_class = kind.known.hub if isinstance(kind, KnownClass) and isinstance(kind.known, Expected) else {}
-    return turned_alike(held, mine, config, base.config, of_class)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
+from ckpt_cli.hub.classes.in_memory.loaded import LoadedNames, loaded_names_of
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.shapes.turned import turned_names
@@ -94,8 +95,9 @@ def resemblance(
     held: dict[str, Shape] = {name: tensor.shape for name, tensor in mine.items()}
     there: dict[str, Shape] = {name: tensor.shape for name, tensor in base.items()}
     if sum(there.get(name) == shape for name, shape in held.items()) < ENOUGH * min(len(held), len(there)):
-        # Names as trained on one side, or on both.
-        held, there = _hub_shapes(mine, own), _hub_shapes(base, others)
+        # Names as trained, or of older files, on one side or on both.
+        known = loaded_names_of(own) if own.get("model_type") == others.get("model_type") else None
+        held, there = _hub_shapes(mine, own, known), _hub_shapes(base, others, known)
     if "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base):
         # Of a quantised base only norms and biases are what they were.
         held, there = _vectors(held), _vectors(there)
@@ -159,10 +161,12 @@ def _doubt(config: Config, base_config: Config, different: list[str]) -> str | N
     return None
 
 
-def _hub_shapes(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Shape]:
-    """Shapes under hub names, or under their own names if these are unknown."""
+def _hub_shapes(tensors: Mapping[str, Tensor], config: Config, known: LoadedNames | None) -> dict[str, Shape]:
+    """Shapes under hub names, or under their own names if these are unknown; ``known`` is the class whose files both should be."""
     try:
         native = {new: tensors[old] for old, new in stripped_names(tensors).items()}
+        known = known or loaded_names_of(config)
+        native = {new: native[old] for old, new in known.of(native).items()} if known is not None else native
         rules = rules_for(config) if architecture(config) else None
         if rules is not None and not unknown_operations(rules):
             ignored = set(rules.ignored)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
 from ckpt_cli.discover.found import Found
@@ -20,7 +21,7 @@ from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
-from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
+from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
@@ -87,11 +88,11 @@ def diff(
         _refuse_itself(sides)
         named = _alike_named(sides, files, chosen)
         tensors = [side.tensors for side in named]
-        if not tensors[0].keys() & tensors[1].keys():
-            raise DifferentTensors("the two have no tensor name in common", path=places[1].path, expected=f"tensors of {places[0].path}")
         configs = [side.components[0].assets.config for side in sides]
-        before_turned, turned = turned_alike(tensors[0], tensors[1], configs[1], configs[0])
-        tensors = [before_turned, tensors[1]]
+        alike, turned = seen_alike(tensors[0], tensors[1], (configs[1], configs[0]))
+        if not alike.keys() & tensors[1].keys():
+            raise DifferentTensors("the two have no tensor name in common", path=places[1].path, expected=f"tensors of {places[0].path}")
+        tensors = [alike, tensors[1]]
         comparison = compare_tensors(tensors[1], tensors[0], _called(sides[0]), jobs=chosen.jobs, progress=progress, sample=chosen.sample)
         files.check_unchanged()
     name = _called(sides[1])

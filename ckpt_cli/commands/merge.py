@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.alike import laid_out_alike
 from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.commands.verify import damaged_of, verify_written
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
@@ -21,7 +22,6 @@ from ckpt_cli.errors import NotFound, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.assets import resolve_base
-from ckpt_cli.hub.classes.shapes.turned import turned_alike
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
 from ckpt_cli.merging.plan import planned_jobs
 from ckpt_cli.merging.trained_on import trained_snapshot
@@ -178,7 +178,8 @@ def _comparison(job: Job, base: Base | None, options: MergeOptions, progress: Pr
     if base is None or base.component is None or draft.is_adapter:
         return None
     outputs = [output for output in draft.plan.tensors if output.name not in draft.from_base]
-    alike, _ = turned_alike(base.component.tensors, draft.tensors, draft.assets.config, base.config)
+    configs = draft.assets.config, base.config
+    alike, _ = laid_out_alike(base.component.tensors, draft.tensors, draft.selection.kind, draft.selection.naming, configs)
     held = {name: tensor for name, tensor in alike.items() if name not in draft.from_base}
     return compare_with_base(outputs, held, str(base.folder), values=options.compare, jobs=options.jobs, progress=progress)
 

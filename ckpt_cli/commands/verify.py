@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.verify_source import (
     changed_sources,
@@ -33,7 +34,7 @@ from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, optional_path, path_of, path_text, paths_of, progress_of
 from ckpt_cli.hub.assets import CONFIG, resolve_base
-from ckpt_cli.hub.classes.shapes.turned import turned_alike, turned_notes
+from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_text
@@ -377,7 +378,7 @@ def _against_base(
         raise UsageError("these are LoRA adapters alone, which a base does not have", path=subject.path, hint=hint)
     _refuse_itself(subject, opened, "--base", "pass the model that training started from")
     its = opened.components[0].assets.config
-    reference, turned = turned_alike(merged_tensors(opened, files, options.lora_alpha), subject.tensors, config.config, its)
+    reference, turned = seen_alike(merged_tensors(opened, files, options.lora_alpha), subject.tensors, (config.config, its))
     notes = (*opened.notes, *turned_notes(turned, "the base"))
     name = str(opened.found.path)
     try:

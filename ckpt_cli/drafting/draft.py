@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from ckpt_cli.base_model.alike import laid_out_alike
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.folder_style import FolderStyle, style_of
 from ckpt_cli.discover.found import Found
@@ -13,6 +14,7 @@ from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.claims import Claim
+from ckpt_cli.hub.classes.shapes.turned import Turned
 from ckpt_cli.output.key_map import Rule
 from ckpt_cli.output.options import WritingOptions
 from ckpt_cli.output.plan import Combination, Plan
@@ -43,6 +45,16 @@ class Setting(Generic[Options]):
     def of_base(self) -> Mapping[str, Tensor] | None:
         """The weights of the base, None without any."""
         return self.base.component.tensors if self.base is not None and self.base.component is not None else None
+
+    def alike(self, draft: Draft) -> tuple[Mapping[str, Tensor], Turned]:
+        """The weights of the base, named and cut like those of a draft, and which of them were turned for it; none without any.
+
+        Raises what `laid_out_alike` raises.
+        """
+        if self.base is None or self.base.component is None:
+            return {}, Turned()
+        selection, configs = draft.selection, (draft.assets.config, self.base.config)
+        return laid_out_alike(self.base.component.tensors, draft.tensors, selection.kind, selection.naming, configs)
 
 
 @dataclass(frozen=True, slots=True)

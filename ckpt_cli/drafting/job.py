@@ -171,7 +171,14 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
         plain = not setting.rules and not draft.selection.change
         trained = set(stripped_names(draft.stored).values()) if plain else ()
         try:
-            refuse_lacking(draft.claim, shapes, setting.of_base, setting.options.names, draft.uncommon, trained)
+            refuse_lacking(
+                draft.claim,
+                shapes,
+                setting.alike(draft)[0] if setting.of_base is not None else None,
+                setting.options.names,
+                draft.uncommon,
+                trained,
+            )
         except MissingTensors as error:
             _tell_what_is_there(error, draft)
             raise

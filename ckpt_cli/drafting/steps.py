@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
-from ckpt_cli.base_model.opened import Base, laid_out_alike
 from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
@@ -23,7 +22,7 @@ from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_optional_of_base
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
-from ckpt_cli.hub.classes.shapes.turned import Turned, turned_notes
+from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import not_loaded
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
@@ -100,16 +99,11 @@ def _unlike_base(draft: Draft, setting: Setting[Options]) -> list[Note]:
     """A warning about a base whose weights fit by name and shape, and have nothing in common with those of the run."""
     if setting.base is None or setting.of_base is None or adapters_alone(draft.opened.component.tensors):
         return []
-    measured = unrelated(draft.tensors, _alike(draft, setting.base)[0])
+    measured = unrelated(draft.tensors, setting.alike(draft)[0])
     if measured is None:
         return []
     text = f"the weights have nothing in common with those of the base: {measured}; it is another base, or training started from scratch"
     return [Note("warning", "unlike-base", text)]
-
-
-def _alike(draft: Draft, base: Base) -> tuple[Mapping[str, Tensor], Turned]:
-    """The tensors of the base, named and cut like those of a draft, and which of them were turned for it."""
-    return laid_out_alike(base, draft.tensors, draft.selection.kind, draft.selection.naming, draft.assets.config)
 
 
 def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
@@ -117,7 +111,7 @@ def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
     base, globs, config, selection = setting.base, setting.options.carry_from_base, draft.assets.config, draft.selection
     if base is None or setting.of_base is None or not globs:
         return draft
-    alike, turned = _alike(draft, base)
+    alike, turned = setting.alike(draft)
     together = tied_together({*alike, *selection.tensors}, config, selection.kind, selection.naming)
     carried, notes = carried_tensors(selection.tensors, draft.on_purpose, alike, globs, together)
     selection = replace(selection, tensors={**selection.tensors, **carried})
@@ -128,7 +122,7 @@ def _carried(draft: Draft, setting: Setting[Options]) -> Draft:
 def _with_dtypes_of_base(draft: Draft, setting: Setting[Options]) -> Draft:
     if setting.of_base is None or setting.options.dtype != BASE:
         return draft
-    dtypes, notes = dtypes_of_base(draft.tensors, setting.of_base)
+    dtypes, notes = dtypes_of_base(draft.tensors, setting.alike(draft)[0])
     return noted(replace(draft, dtypes=dtypes), notes)
 
 
@@ -159,7 +153,7 @@ def _with_lacks_of_base(claim: Claim, draft: Draft, setting: Setting[Options]) -
     if held is None or base is None or (of_class and not claim.computing):
         return claim
     config = draft.assets.config
-    alike, _ = _alike(draft, base)
+    alike, _ = setting.alike(draft)
     wanted = {name: tensor for name, tensor in alike.items() if is_wanted(name, options.include, options.exclude)}
     together = tied_together({*alike, *draft.tensors}, config, selection.kind, selection.naming)
     if not wanted.keys() - draft.tensors.keys() or not may_lack(draft.stored, held, config, base.config):

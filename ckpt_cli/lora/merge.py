@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import Assets
-from ckpt_cli.hub.classes.in_memory.inner import InnerModel, inner_model
-from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
-from ckpt_cli.hub.classes.names import native_tensors
-from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
-from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState, has_adapters, parse_peft
+from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
@@ -34,6 +30,7 @@ from ckpt_cli.lora.fit import (
     on_base,
     pattern_key,
 )
+from ckpt_cli.lora.on_base.seen import SeenBase, as_in_memory
 from ckpt_cli.lora.parts import alpha_notes, is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import TYING, changed_base
@@ -126,7 +123,7 @@ def with_adapters_fused(
     facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
     seen = SeenBase({}, opened.assets.config)
     if base is not None and lacks_base(state):
-        seen = as_in_memory(base.tensors, opened.assets.config, state.adapters)
+        seen = as_in_memory(base.tensors, opened.assets.config, state.adapters, facts.config)
     weights, config = seen.tensors, seen.config
     state = placed(state, weights)
     check_variant(state, facts)
@@ -164,7 +161,7 @@ def with_adapters_fused(
         if seen.inner is not None:
             text = f"the adapters are for {seen.inner.kind}, whose tensors are those of the base that begin with {seen.inner.outer}"
             notes.append(Note("info", "lora-base", text))
-    notes += check_whole(state, facts, saved, config, state.tensors, held)
+    notes += check_whole(state, facts, saved, config, seen.of_the_model(state.tensors), held)
     state = replace(state, tensors=with_ties(state.tensors, config, state.adapters))
     notes += _tie_notes(state, config)
     result = fuse_adapters(state, facts, wide=cast, allow_overflow=allow_overflow)
@@ -220,7 +217,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     facts = adapter_facts(opened.homes, alpha, config.get("model_type"))
     seen = SeenBase({}, config)
     if reference is not None and lacks_base(stored):
-        seen = as_in_memory(reference.tensors, config, stored.adapters)
+        seen = as_in_memory(reference.tensors, config, stored.adapters, facts.config)
     weights = seen.tensors
     stored = placed(stored, weights)
     refuse_apart(stored, saved_names(stored))
@@ -244,7 +241,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
         facts,
         saved_names(state),
         seen.config,
-        names_within(weights, stored.part) if lacks_base(state) else state.tensors,
+        names_within(seen.of_the_model(weights), stored.part) if lacks_base(state) else state.tensors,
         state.tensors,
     )
     told = [*_layout_notes(state, facts, exported=True), *untrained_notes(state.adapters)]
@@ -290,44 +287,6 @@ def _is_transposed(state: PeftState) -> bool:
         if weight is not None and not adapter.embedding and len(weight.shape) == 2 and weight.shape[0] != weight.shape[1]:
             return weight.shape == (adapter.a.shape[-1], adapter.b.shape[0])
     return False
-
-
-@dataclass(frozen=True, slots=True)
-class SeenBase:
-    """A base's tensors as the model that was trained has them in memory, by its ``config``.
-
-    If that is a part of the base, loaded as a model of its own (``inner``), ``others`` are those of the other parts.
-    """
-
-    tensors: dict[str, Tensor]
-    config: Config
-    inner: InnerModel | None = None
-    others: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The base with these tensors of the model that was trained."""
-        inner = self.inner
-        return dict(tensors) if inner is None else {**self.others, **{inner.outside(name): tensor for name, tensor in tensors.items()}}
-
-
-def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterable[Adapter]) -> SeenBase:
-    """A base's tensors under the names that the model of these ``adapters`` has in memory; what they are for also in the form there.
-
-    Names of adapters may begin with what a trainer calls the model.
-    """
-    rules = rules_for(config)
-    if rules is None:
-        return SeenBase(dict(tensors), config)
-    named, modules = native_tensors(tensors, rules), [adapter.module for adapter in adapters]
-    inner = inner_model(config, modules, named)
-    split = [(inner.outside(module) if inner is not None else module).split(".") for module in modules]
-    wanted = {".".join(parts[start:]) for parts in split for start in range(len(parts))}
-    held = joined_tensors(named, rules, config, lambda name: name.rpartition(".")[0] in wanted)
-    if inner is None:
-        return SeenBase(held, config)
-    own = {name: seen for name in held if (seen := inner.inside(name)) is not None}
-    others = {name: tensor for name, tensor in held.items() if name not in own}
-    return SeenBase({seen: held[name] for name, seen in own.items()}, inner.config, inner, others)
 
 
 def _info(outcome: str, facts: AdapterFacts, ranks: Mapping[str, int], scales: Mapping[str, float], *, dora: bool) -> LoraInfo:

@@ -7,9 +7,11 @@ from pathlib import Path
 from ckpt_cli.base_model.resemblance import ENOUGH
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.peft_names import parse_peft
+from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.copies import with_ties
 from ckpt_cli.lora.fit import fits
-from ckpt_cli.lora.merge import Adapted, as_in_memory
+from ckpt_cli.lora.merge import Adapted
+from ckpt_cli.lora.on_base.seen import as_in_memory
 from ckpt_cli.lora.parts import placed
 from ckpt_cli.tensors.component import Component
 
@@ -17,7 +19,8 @@ from ckpt_cli.tensors.component import Component
 def check_adapters_fit(opened: Adapted, base: Component, folder: Path) -> None:
     """Raise Inconsistent if most adapters find no weight of their shape in a base, as in another model."""
     state = parse_peft(opened.component.tensors)
-    seen = as_in_memory(base.tensors, opened.assets.config, state.adapters)
+    facts = adapter_facts(opened.homes, None)
+    seen = as_in_memory(base.tensors, opened.assets.config, state.adapters, facts.config)
     tensors = with_ties(seen.tensors, seen.config, state.adapters)
     state = placed(state, tensors)
     fitting = sum(fits(adapter, tensors) for adapter in state.adapters)

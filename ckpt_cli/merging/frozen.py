@@ -16,7 +16,7 @@ from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.lora.config import AdapterFacts, adapter_facts
 from ckpt_cli.lora.fit import adapted_name, fuse_adapters
-from ckpt_cli.lora.merge import as_in_memory
+from ckpt_cli.lora.on_base.seen import as_in_memory
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
@@ -55,7 +55,7 @@ def frozen_notes(component: OpenedComponent, base: Base, state: PeftState, alpha
     """A warning about weights under adapters that are not the base's. Raises Inconsistent if they are these with the adapters in them."""
     try:
         facts = adapter_facts(component.homes, alpha, component.assets.config.get("model_type"))
-        held = as_in_memory(base.weights().tensors, component.assets.config, state.adapters).tensors
+        held = as_in_memory(base.weights().tensors, component.assets.config, state.adapters, facts.config).tensors
         measured = list(_measured(state, held, facts)) if changed_base(facts.config) is None else []
     except CkptError:
         return []  # what cannot be read, or does not fit, is told where it is needed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ckpt_cli.base_model.alike import named_alike, only_renamed
 from ckpt_cli.boxes import Shape
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.steps import copies_compared, noted
@@ -35,9 +36,12 @@ class BaseForm:
 
 def matched_with_base(draft: Draft, setting: Setting[MergeOptions]) -> Draft:
     """A draft in the form of the base, if there are weights of one."""
-    held, options, selection = setting.of_base, setting.options, draft.selection
-    if held is None:
+    stored, options, selection = setting.of_base, setting.options, draft.selection
+    if stored is None:
         return draft
+    # Under the names of the run, unless these are for tensors of another cut: the form of the base is what is asked for.
+    alike = named_alike(stored, draft.tensors, selection.kind, selection.naming, draft.assets.config)
+    held = alike if only_renamed(stored, alike) else stored
     notes = []
     for head, embedding in _lacking_ties(selection, held, draft.assets.config, options).items():
         selection = selection.with_head(head, embedding)

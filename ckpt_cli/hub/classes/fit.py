@@ -15,6 +15,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
+from ckpt_cli.hub.classes.in_memory.older_words import todays_words
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
 from ckpt_cli.hub.classes.prediction import of_prediction
@@ -30,9 +31,6 @@ from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, printable
 
 FitNaming = Literal["hub", "native", "older"]
-
-WORDS = {"gamma": "weight", "beta": "bias"}
-"""TensorFlow's words for a norm's parameters, in files of BERT's time."""
 
 TRL = "pretrained_model."
 """What TRL's models with a value head put in front of the names of the model inside."""
@@ -305,13 +303,14 @@ def _tied_patterns(kind: KnownClass, wanted: frozenset[str]) -> set[str]:
 
 
 def _older_fits(shapes: Mapping[str, Shape], kind: KnownClass) -> Iterator[Fit]:
-    """Comparisons under other names that loaders of transformers understand: TensorFlow's words, the base model's prefix more or less."""
-    words = {name: re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{WORDS[m[1]]}", name) for name in shapes}
+    """Comparisons under other names that loaders of transformers understand: older words, the base model's prefix more or less."""
+    words = {name: name if kind.knows(name) else todays_words(name) for name in shapes}
     start = f"{kind.known.prefix}."
+    known = {name for name, new in words.items() if kind.knows(new)}
     for renamed, lacks, doubles in (
         (words, "", ""),
-        ({name: f"{start}{new}" for name, new in words.items()}, start, ""),
-        ({name: new.removeprefix(start) for name, new in words.items()}, "", start),
+        ({name: new if name in known else f"{start}{new}" for name, new in words.items()}, start, ""),
+        ({name: new if name in known else new.removeprefix(start) for name, new in words.items()}, "", start),
     ):
         if len(set(renamed.values())) == len(shapes):
             fit = _fit({renamed[name]: shape for name, shape in shapes.items()}, kind, "older")

@@ -1,0 +1,34 @@
+"""The class that adapters were trained on, which may be another one than the base's: a classifier on a language model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpt_cli.hub.classes.known_names import class_names, classes_of_type
+from ckpt_cli.hub.config import Config, architecture
+
+ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "CAUSAL_LM": ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
+    "SEQ_2_SEQ_LM": ("ForConditionalGeneration",),
+    "SEQ_CLS": ("ForSequenceClassification",),
+    "TOKEN_CLS": ("ForTokenClassification",),
+    "QUESTION_ANS": ("ForQuestionAnswering",),
+    "FEATURE_EXTRACTION": ("Model",),
+}
+"""How the classes for a task of PEFT end (peft/utils/peft_types.py)."""
+
+
+def trained_config(config: Config, settings: Config) -> Config:
+    """The ``config`` of a base with the class that ``settings``, those of adapter_config.json, are for; unchanged if they do not say."""
+    own, model_type = architecture(config), config.get("model_type")
+    if not isinstance(model_type, str):
+        return config
+    mapped, task = settings.get("auto_mapping"), settings.get("task_type")
+    kind = mapped.get("base_model_class") if isinstance(mapped, Mapping) else None
+    if not isinstance(kind, str) and isinstance(task, str):
+        endings = ENDINGS.get(task, ())
+        if own is not None and own.endswith(endings):
+            return config
+        kind = next((kind for kind, _ in classes_of_type(model_type) if kind.endswith(endings)), None) if endings else None
+    named = {**config, "architectures": [kind]}
+    return named if isinstance(kind, str) and kind != own and class_names(named) is not None else config

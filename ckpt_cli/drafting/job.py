@@ -19,6 +19,7 @@ from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.lacking import lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
+from ckpt_cli.hub.classes.in_memory.shadowed import refuse_shadowed
 from ckpt_cli.hub.text_assets import text_notes
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.names import printable, stripped_names
@@ -166,6 +167,7 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
     """Raise MissingTensors or Inconsistent for a draft that a loader of its model would not accept."""
     for draft in drafts:
         _refuse_odd_counts(draft)
+        refuse_shadowed(draft.selection.kind, draft.tensors)
         shapes = {name: tensor.shape for name, tensor in draft.tensors.items()}
         # A key map replaces what is done about names without one, and is not combined with another.
         plain = not setting.rules and not draft.selection.change

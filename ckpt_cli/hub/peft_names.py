@@ -33,7 +33,7 @@ ADAPTED = re.compile(
 SAVED = re.compile(r"(?P<module>.+)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<rest>.+)")
 COPIES_OF_BIAS = re.compile(r"(?P<module>.+)\.(?:modules_to_save|original_module)\.(?P<rest>(?:.+\.)?bias)")
 """With ``bias`` "all", PEFT's files have the biases of modules that were trained as a whole three times: under the name that is loaded,
-and twice as the wrapper holds them."""
+and twice as the wrapper holds them, of modules within it also behind the name of the adapter."""
 
 ORIGINAL = re.compile(r"(?P<module>.+)\.original_module\.(?P<rest>.+)")
 OWNER = "base_model."
@@ -196,7 +196,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     factors = {name: ADAPTED.fullmatch(name) for name in names.values()}
     adapter_in_names = any(match["adapter"] for match in factors.values() if match is not None)
     again = {} if adapter_in_names else {name: match for name in factors if (match := COPIES_OF_BIAS.fullmatch(name)) is not None}
-    copies = {name for name, match in again.items() if f"{match['module']}.{match['rest']}" in factors}
+    copies = {name for name, match in again.items() if any(f"{match['module']}.{rest}" in factors for rest in _rests(match["rest"]))}
     for old, name in names.items():
         tensor = component[old]
         match, whole, original = factors[name], SAVED.fullmatch(name), ORIGINAL.fullmatch(name)
@@ -257,6 +257,11 @@ def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
             hint="one of them may be the shard of a single rank: merge the files of all ranks",
         )
     return adapter
+
+
+def _rests(rest: str) -> tuple[str, str]:
+    """What may be the name of a tensor within a module that was trained as a whole: all of it, or what follows the adapter's name."""
+    return rest, rest.partition(".")[2]
 
 
 def _without_base(name: str) -> str:

@@ -34,6 +34,7 @@ from ckpt_cli.hub.classes.fit import (
     misread_text,
     usual_but_absent,
 )
+from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.prefixes import common_prefix
 from ckpt_cli.hub.config import Config, not_loaded
@@ -202,7 +203,9 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
     mixed = [name for name in fit.extra if kind.knows(name)]
     found += [finding("mixed-names", "a name of the training among hub names, or the reverse", tensor=name) for name in mixed]
-    for name in [name for name in fit.extra if name not in mixed]:
+    shadowed = shadowed_names(kind, shapes)
+    found += [finding("second-tensor", f"loaders take it for {owner}, which is here too", tensor=n) for n, owner in shadowed.items()]
+    for name in [name for name in fit.extra if name not in mixed and name not in shadowed]:
         if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
             continue

@@ -157,6 +157,9 @@ KINDS: dict[str, Kind] = {
         "warning", "headers", "a tensor that the class usually has is not there; with transformers installed, verify can tell"
     ),
     "mixed-names": Kind("error", "headers", "names of two kinds in one model, such as fused and single experts: loaders fail", AGAIN),
+    "second-tensor": Kind(
+        "error", "headers", "two tensors for one parameter, such as gamma and weight of a norm: loaders use one without a word", AGAIN
+    ),
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
     "unusual-count": Kind(
         "warning", "headers", "a count in config.json is no whole number, and the class is not one of transformers: most loaders fail"

@@ -18,6 +18,7 @@ from ckpt_cli.hub.classes.computed.parametrized import computed_hint
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, misread_text, needs, usual_but_absent
+from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.config import Config
 from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -148,7 +149,8 @@ def claim_for(
             f"{plural(len(beyond), 'tensor is', 'tensors are')} of layers or experts beyond those of config.json: {few(grouped(beyond), 3)}"
         )
         notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
-    fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond}))
+    shadowed = tuple(name for name in shadowed_names(kind, shapes) if name in fit.extra)  # no loader ignores these
+    fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond, *shadowed}))
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or not fit.is_foreign else ()
     if foreign:
         kinds = few(grouped(foreign))
@@ -161,7 +163,7 @@ def claim_for(
             notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
     done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
-    fit = replace(fit, extra=(*fit.extra, *mixed, *beyond))
+    fit = replace(fit, extra=(*fit.extra, *mixed, *beyond, *shadowed))
     shortage = "" if kind.has_shapes else shortage
     return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, shortage, odd_counts=counts, optional=optional)
 

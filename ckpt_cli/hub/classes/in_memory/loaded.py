@@ -51,18 +51,20 @@ class LoadedNames:
         counts = Counter(loaded.values())
         return {name: loaded[name] if counts[loaded[name]] == 1 else name for name in names}
 
-    def twice(self, names: Iterable[str]) -> list[tuple[str, ...]]:
-        """Names that are one in memory: a loader takes one of these tensors, and says nothing of the others."""
+    def beside(self, names: Iterable[str]) -> dict[str, str]:
+        """Of names that are one in memory, all but one -> that one, which is called as in memory if one is."""
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._loaded(name), []).append(name)
-        return [tuple(sorted(group)) for group in found.values() if len(group) > 1]
+        several = {new: group for new, group in found.items() if len(group) > 1 and pattern_of(new)[0] in self.patterns}
+        owners = {new: new if new in group else group[0] for new, group in several.items()}
+        return {name: owners[new] for new, group in several.items() for name in group if name != owners[new]}
 
     def _loaded(self, name: str) -> str:
         """A name as in memory. One that the settings of a model bring along goes with the others of its module."""
-        word, start = todays_words(name), f"{self.prefix}."
-        if not self.prefix:
-            return next((each for each in (name, word) if pattern_of(each)[0] in self.patterns), name)
+        if pattern_of(name)[0] in self.patterns:
+            return name
+        start, word = f"{self.prefix}." if self.prefix else "", todays_words(name)
         changed = [new for each in (name, word) for new in (each, each.removeprefix(start), start + each)]
         exact = next((new for new in changed if pattern_of(new)[0] in self.patterns), None)
         return exact or next((new for new in changed[:3] if self.has_module_of(new)), name)

@@ -306,11 +306,11 @@ def _older_fits(shapes: Mapping[str, Shape], kind: KnownClass) -> Iterator[Fit]:
     """Comparisons under other names that loaders of transformers understand: older words, the base model's prefix more or less."""
     words = {name: name if kind.knows(name) else todays_words(name) for name in shapes}
     start = f"{kind.known.prefix}."
-    known = {name for name, new in words.items() if kind.knows(new)}
+    beside = {name for name, new in words.items() if kind.knows(new) and not new.startswith(start)}  # a head, which has no prefix
     for renamed, lacks, doubles in (
         (words, "", ""),
-        ({name: new if name in known else f"{start}{new}" for name, new in words.items()}, start, ""),
-        ({name: new if name in known else new.removeprefix(start) for name, new in words.items()}, "", start),
+        ({name: new if name in beside else f"{start}{new}" for name, new in words.items()}, start, ""),
+        ({name: new.removeprefix(start) for name, new in words.items()}, "", start),
     ):
         if len(set(renamed.values())) == len(shapes):
             fit = _fit({renamed[name]: shape for name, shape in shapes.items()}, kind, "older")

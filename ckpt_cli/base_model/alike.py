@@ -47,7 +47,7 @@ def named_alike(
     if not unknown_operations(known.rules):
         cut = hub_tensors(held, known.rules, config) if naming == "hub" else None
         held = joined_tensors(held, known.rules, config, mine.__contains__) if cut is None else cut
-    return _spelled(held, mine, known)
+    return spelled_alike(held, mine, known)
 
 
 def seen_alike(
@@ -58,11 +58,13 @@ def seen_alike(
     ``configs`` are those of ``mine`` and of the others; a side without one uses that of the other.
     """
     known = loaded_names(known_class(configs[0] or configs[1], {name: tensor.shape for name, tensor in mine.items()}))
-    return turned_alike(others if known is None else _spelled(others, mine, known), mine, *configs)
+    return turned_alike(spelled_alike(others, mine, known), mine, *configs)
 
 
-def _spelled(others: Mapping[str, Tensor], mine: Mapping[str, Tensor], known: LoadedNames) -> dict[str, Tensor]:
-    """The others under those names of mine that are the same in memory."""
+def spelled_alike(others: Mapping[str, Tensor], mine: Mapping[str, Tensor], known: LoadedNames | None) -> Mapping[str, Tensor]:
+    """The others under those names of ``mine`` that are the same in memory; those that mine has not keep their own."""
+    if known is None or others.keys() == mine.keys():
+        return others
     spelled = {new: name for name, new in known.of(mine).items()}
     return {spelled.get(new, name): others[name] for name, new in known.of(others).items()}
 

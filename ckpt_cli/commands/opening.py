@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
+from ckpt_cli.base_model.alike import spelled_alike
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
@@ -20,6 +21,7 @@ from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.dtypes import undeclared_codes
 from ckpt_cli.hub.classes.fit import KnownClass
+from ckpt_cli.hub.classes.in_memory.loaded import loaded_names_of
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
 from ckpt_cli.hub.classes.rules import rules_for
@@ -300,7 +302,8 @@ def _matched(
             errors.append(error)
             continue
         stored = plainly_named(named.tensors, targets) if plain else named.tensors
-        stored, _ = turned_alike(stored, targets, {}, named.part.opened.assets.config)
+        its = named.part.opened.assets.config
+        stored, _ = turned_alike(spelled_alike(stored, targets, loaded_names_of(its) or loaded_names_of(config)), targets, {}, its)
         lacking = {
             name: tensor for name, tensor in targets.items() if name not in stored and is_wanted(name, options.include, options.exclude)
         }

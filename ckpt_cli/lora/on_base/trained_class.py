@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from ckpt_cli.hub.classes.known_names import class_names, classes_of_type
 from ckpt_cli.hub.config import Config, architecture
 
+FEATURES, HEADED = "FEATURE_EXTRACTION", ("HeadModel", "HeadsModel")
+
 ENDINGS: Mapping[str, tuple[str, ...]] = {
     "CAUSAL_LM": ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
     "SEQ_2_SEQ_LM": ("ForConditionalGeneration",),
     "SEQ_CLS": ("ForSequenceClassification",),
     "TOKEN_CLS": ("ForTokenClassification",),
     "QUESTION_ANS": ("ForQuestionAnswering",),
-    "FEATURE_EXTRACTION": ("Model",),
+    FEATURES: ("Model",),
 }
 """How the classes for a task of PEFT end (peft/utils/peft_types.py)."""
 
@@ -26,9 +28,13 @@ def trained_config(config: Config, settings: Config) -> Config:
     mapped, task = settings.get("auto_mapping"), settings.get("task_type")
     kind = mapped.get("base_model_class") if isinstance(mapped, Mapping) else None
     if not isinstance(kind, str) and isinstance(task, str):
-        endings = ENDINGS.get(task, ())
-        if own is not None and own.endswith(endings):
+        if own is not None and _is_for(task, own):
             return config
-        kind = next((kind for kind, _ in classes_of_type(model_type) if kind.endswith(endings)), None) if endings else None
+        kind = next((kind for kind, _ in classes_of_type(model_type) if _is_for(task, kind)), None)
     named = {**config, "architectures": [kind]}
     return named if isinstance(kind, str) and kind != own and class_names(named) is not None else config
+
+
+def _is_for(task: str, kind: str) -> bool:
+    """Whether a class is for a task of PEFT, by its name; no model with a head is one for features."""
+    return kind.endswith(ENDINGS.get(task, ())) and not (task == FEATURES and kind.endswith(HEADED))

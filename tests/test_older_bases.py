@@ -57,9 +57,15 @@ def before_parametrizations(state: Mapping[str, torch.Tensor]) -> State:
     return {re.sub(r"parametrizations\.weight\.original(\d)", lambda n: f"weight_{'gv'[int(n[1])]}", key): t for key, t in state.items()}
 
 
+def of_a_tower(state: Mapping[str, torch.Tensor]) -> State:
+    """As the text encoder of Stable Diffusion has it."""
+    return {f"text_model.{name}": tensor for name, tensor in state.items()}
+
+
 SIZES: dict[str, dict[str, Any]] = {
     "bert": {**WORDS, "max_position_embeddings": 32},
     "roberta": {**WORDS, "max_position_embeddings": 40},
+    "clip_text_model": {**WORDS, "max_position_embeddings": 16},
     "gpt2": dict(MODELS["gpt2"][2]),
     "bloom": dict(MODELS["bloom"][2]),
     "llama": dict(MODELS["llama"][2]),
@@ -126,6 +132,7 @@ ADAPTED: list[tuple[str, str, Form, str, dict[str, Any]]] = [
     ("gpt2", "GPT2LMHeadModel", bare, "GPT2ForSequenceClassification", {"target_modules": ["c_attn"], "fan_in_fan_out": True}),
     ("bloom", "BloomForCausalLM", bare, "BloomForCausalLM", {"target_modules": ["query_key_value"]}),
     ("llama", "LlamaForCausalLM", as_it_is, "LlamaModel", {"target_modules": ["q_proj"]}),
+    ("clip_text_model", "CLIPTextModel", of_a_tower, "CLIPTextModel", {"target_modules": ["q_proj"], "bias": "all"}),
     ("wav2vec2", "Wav2Vec2ForCTC", before_parametrizations, "Wav2Vec2ForCTC", {"target_modules": ["q_proj"]}),
 ]
 
@@ -330,6 +337,12 @@ class TestNames:
             "encoder.layer.0.attention.self.query.more": "bert.encoder.layer.0.attention.self.query.more",
         }
         assert known.of(made) == made
+        clip = loaded_names_of({"model_type": "clip_text_model", "architectures": ["CLIPTextModel"]})
+        assert clip is not None
+        towers = [name.replace("{}", "0") for name in clip.patterns]
+        own, others = ([f"{start}{name}" for name in towers] for start in ("text_model.", "vision_model."))
+        assert clip.of([*own, *others[1:]]) == {**dict(zip(own, towers, strict=True)), **{name: name for name in others[1:]}}
+        assert clip.of([*own, *others]) == {name: name for name in (*own, *others)}  # nothing tells which it is
         two = ["bert.embeddings.LayerNorm.gamma", "bert.embeddings.LayerNorm.weight"]
         assert known.of(two) == dict(zip(two, two, strict=True))
         assert known.beside(two) == {two[0]: two[1]}

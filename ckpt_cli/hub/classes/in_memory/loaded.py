@@ -48,6 +48,8 @@ class LoadedNames:
         """Each name as in memory; those of which two would become one, and those that the class does not know, stay as they are."""
         names = list(names)
         loaded = {name: self._loaded(new) for name, new in native_names(names, self.rules).items()}
+        if not any(self._has(new) for new in loaded.values()) and (part := self._part_of(loaded.values())):
+            loaded = {name: self._loaded(new.removeprefix(part)) for name, new in loaded.items()}
         counts = Counter(loaded.values())
         return {name: loaded[name] if counts[loaded[name]] == 1 else name for name in names}
 
@@ -56,17 +58,34 @@ class LoadedNames:
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(self._loaded(name), []).append(name)
-        several = {new: group for new, group in found.items() if len(group) > 1 and pattern_of(new)[0] in self.patterns}
+        several = {new: group for new, group in found.items() if len(group) > 1 and self._has(new)}
         owners = {new: new if new in group else group[0] for new, group in several.items()}
         return {name: owners[new] for new, group in several.items() for name in group if name != owners[new]}
 
+    def _has(self, name: str) -> bool:
+        return pattern_of(name)[0] in self.patterns
+
+    def _part_of(self, names: Iterable[str]) -> str:
+        """What begins the names of the part of a larger model that is this class: of CLIP's two towers, ``text_model.``; empty for none.
+
+        Behind it are at least half of the names that the class has.
+        """
+        behind: dict[str, set[str]] = {}
+        for name in names:
+            start, dot, rest = name.partition(".")
+            if self._has(rest):
+                behind.setdefault(start + dot, set()).add(pattern_of(rest)[0])
+        most = max(map(len, behind.values()), default=0)
+        parts = [start for start, found in behind.items() if len(found) == most and 2 * most >= len(self.patterns)]
+        return parts[0] if len(parts) == 1 else ""
+
     def _loaded(self, name: str) -> str:
         """A name as in memory. One that the settings of a model bring along goes with the others of its module."""
-        if pattern_of(name)[0] in self.patterns:
+        if self._has(name):
             return name
         start, word = f"{self.prefix}." if self.prefix else "", todays_words(name)
         changed = [new for each in (name, word) for new in (each, each.removeprefix(start), start + each)]
-        exact = next((new for new in changed if pattern_of(new)[0] in self.patterns), None)
+        exact = next((new for new in changed if self._has(new)), None)
         return exact or next((new for new in changed[:3] if self.has_module_of(new)), name)
 
 

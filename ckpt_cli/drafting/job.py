@@ -44,6 +44,7 @@ from ckpt_cli.output.writer import Written
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.written import ClassComparison
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.tensor import Tensor
 
 PASSING = PUSHING | {"dry_run", "overwrite", "jobs", "checksum", "part", "engine", "ray_address", "ray_parts", "write"}
 """Options that do not change what is written."""
@@ -173,17 +174,18 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
         plain = not setting.rules and not draft.selection.change
         trained = set(stripped_names(draft.stored).values()) if plain else ()
         try:
-            refuse_lacking(
-                draft.claim,
-                shapes,
-                setting.alike(draft)[0] if setting.of_base is not None else None,
-                setting.options.names,
-                draft.uncommon,
-                trained,
-            )
+            refuse_lacking(draft.claim, shapes, _asked_for_more(draft, setting), setting.options.names, draft.uncommon, trained)
         except MissingTensors as error:
             _tell_what_is_there(error, draft)
             raise
+
+
+def _asked_for_more(draft: Draft, setting: Setting[Options]) -> Mapping[str, Tensor] | None:
+    """The tensors of the base, named like those of a draft, where some of these are missing or not whole; None without a base."""
+    if setting.of_base is None:
+        return None
+    cut = draft.claim.fit.cut if draft.claim.fit is not None else ()
+    return setting.alike(draft)[0] if draft.claim.lacking or cut else setting.of_base
 
 
 def _refuse_odd_counts(draft: Draft) -> None:

@@ -16,7 +16,7 @@ from ckpt_cli.hub.classes.known_names import class_names
 from ckpt_cli.hub.classes.names import native_names
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.config import Config
-from ckpt_cli.name_patterns import pattern_of
+from ckpt_cli.name_patterns import NUMBER, pattern_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class LoadedNames:
         return {name: owners[new] for new, group in several.items() for name in group if name != owners[new]}
 
     def _has(self, name: str) -> bool:
-        return pattern_of(name)[0] in self.patterns
+        return NUMBER.sub("{}", name) in self.patterns
 
     def _part_of(self, names: Iterable[str]) -> str:
         """What begins the names of the part of a larger model that is this class: of CLIP's two towers, ``text_model.``; empty for none.
@@ -79,8 +79,22 @@ class LoadedNames:
         parts = [start for start, found in behind.items() if len(found) == most and 2 * most >= len(self.patterns)]
         return parts[0] if len(parts) == 1 else ""
 
+    @cached_property
+    def _changing(self) -> dict[str, bool]:
+        """Whether names change, by their patterns: of most, of which there are thousands, that is all that is asked."""
+        return {}
+
     def _loaded(self, name: str) -> str:
         """A name as in memory. One that the settings of a model bring along goes with the others of its module."""
+        pattern = NUMBER.sub("{}", name)
+        changes = self._changing.get(pattern)
+        if changes is False:
+            return name
+        new = self._changed(name)
+        self._changing[pattern] = new != name
+        return new
+
+    def _changed(self, name: str) -> str:
         if self._has(name):
             return name
         start, word = f"{self.prefix}." if self.prefix else "", todays_words(name)

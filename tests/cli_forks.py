@@ -1,4 +1,4 @@
-"""`python -m tests.cli_forks SOCKET`: runs command lines in forks of one process, which has loaded what every command loads.
+"""`python -m tests.cli_forks SOCKET [MODULE...]`: runs command lines in forks of one process, which has loaded what every command loads.
 
 A request is one message: what to run, with the ends of two pipes for its stdout and stderr. The answer is the exit code.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from tests.transformers_forks import asked_in_forks
 
 
-def preload() -> None:
+def preload(*more: str) -> None:
     """All of ckpt and what its commands import, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     import encodings.utf_8_sig  # noqa: F401
@@ -50,6 +50,8 @@ def preload() -> None:
 
     for read in (known_names._shipped, rules._shipped, needs._needs, read_by_class._read, harmless._expression, step_names._like_step):
         read()
+    for name in more:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -113,5 +115,5 @@ def serve(link: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    preload()
+    preload(*sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -75,7 +75,7 @@ def limited(script: str, *arguments: str | Path, size: int = LIMIT, seconds: int
 
 EVERY_COMMAND = """
     import contextlib, faulthandler, io, json, os, shutil, sys
-    faulthandler.dump_traceback_later(120, exit=True)
+    faulthandler.dump_traceback_later(280, exit=True)
     os.fsync = lambda fd: None
     import ckpt_cli.hub.classes.transformers_child
     # A child process with torch and transformers needs more than that.

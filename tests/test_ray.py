@@ -95,7 +95,7 @@ def writer_of(raylets: list[int], folder: Path) -> tuple[int, int]:
 def process_of(raylets: list[int], opened: Callable[[str], bool]) -> tuple[int, int]:
     """A raylet and its worker, which is stopped while it has such a file open."""
     parents: dict[str, int | None] = {}
-    for _ in range(40_000):
+    for _ in range(20_000):
         # Parents are asked for once: asking all processes again and again would take the processor from the workers.
         numbers = [name for name in os.listdir("/proc") if name.isdigit()]
         parents = {number: parents[number] if number in parents else _parent(number) for number in numbers}
@@ -110,7 +110,7 @@ def process_of(raylets: list[int], opened: Callable[[str], bool]) -> tuple[int, 
                     os.kill(int(number), signal.SIGCONT)
             except OSError:
                 continue
-        time.sleep(0.001)
+        time.sleep(0.003)
     raise AssertionError("no worker was seen while it worked")
 
 

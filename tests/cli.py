@@ -44,9 +44,10 @@ def ckpt_fork(*arguments: str | Path, cwd: Path | None = None, **environment: st
     For tests of what a command does and says. Not for those of how it starts or what it loads, nor for those that compare two runs,
     which would have the same hash seed. What heeds other limits, users or variables of the start runs in a process of its own.
     """
-    if sys.platform != "linux" or {key for key in environment if STARTING.match(key)} or _process() != _helper()[1]:
+    loaded = ("torch",) if "extract-state" in arguments or "--with-state" in arguments else ()
+    if sys.platform != "linux" or {key for key in environment if STARTING.match(key)} or _process() != _helper(*loaded)[1]:
         return ckpt(*arguments, cwd=cwd, **environment)
-    link = _helper()[0]
+    link = _helper(*loaded)[0]
     mask = os.umask(0o077)
     os.umask(mask)
     request = {
@@ -91,10 +92,10 @@ def _process() -> tuple[object, ...]:
 
 
 @cache
-def _helper() -> tuple[socket.socket, tuple[object, ...]]:
-    """The process that forks, and what it was started with."""
+def _helper(*loaded: str) -> tuple[socket.socket, tuple[object, ...]]:
+    """The process that forks and has loaded these modules beside those of ckpt, and what it was started with."""
     mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "tests.cli_forks", str(other.fileno())]
+    command = [sys.executable, "-m", "tests.cli_forks", str(other.fileno()), *loaded]
     helper = subprocess.Popen(command, cwd=ROOT, env=_clean(), pass_fds=[other.fileno()], stdin=subprocess.DEVNULL)
     other.close()
 

@@ -1,10 +1,11 @@
-"""`python -m tests.cli_forks SOCKET`: runs command lines in forks of one process, which has loaded what every command loads.
+"""`python -m tests.cli_forks SOCKET [MODULE...]`: runs command lines in forks of one process, which has loaded what every command loads.
 
 A request is one message: what to run, with the ends of two pipes for its stdout and stderr. The answer is the exit code.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -12,21 +13,24 @@ import pkgutil
 import runpy
 import socket
 import sys
+import threading
 from typing import Any
 
 from tests.transformers_forks import asked_in_forks
 
 
-def preload() -> None:
+def preload(*more: str) -> None:
     """All of ckpt and what its commands import, with a BLAS that starts no threads, as `ckpt_cli.cli.main` has it."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    import encodings.utf_8_sig  # noqa: F401
     import importlib.metadata
 
     import ml_dtypes  # noqa: F401
     import numpy  # noqa: F401
     import rich.console
     import rich.table  # noqa: F401
-    import typer._adapters  # noqa: F401
+    import typer._adapters
+    import typer._click.decorators  # noqa: F401
 
     import ckpt_cli
     from ckpt_cli.cli.app import root_command
@@ -38,6 +42,16 @@ def preload() -> None:
     for name in ckpt_cli.__all__:
         getattr(ckpt_cli, name)
     tuple(root_command().commands.values())
+    # What ckpt ships and reads once per process.
+    from ckpt_cli.formats import step_names
+    from ckpt_cli.hub.classes import known_names, rules
+    from ckpt_cli.hub.entries import harmless
+    from ckpt_cli.hub.loaded_with import needs, read_by_class
+
+    for read in (known_names._shipped, rules._shipped, needs._needs, read_by_class._read, harmless._expression, step_names._like_step):
+        read()
+    for name in more:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -60,6 +74,23 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     sys.argv = ["ckpt", *request["arguments"]]
 
 
+def at_once(ended: SystemExit) -> None:
+    """End as the interpreter does, but for taking all modules apart: that touches all of their memory, which this fork shares until then.
+
+    Only with a number for an exit code, and streams that take what is left for them.
+    """
+    if not isinstance(ended.code, int):
+        return
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return
+    os._exit(ended.code & 0xFF)
+
+
 def serve(link: socket.socket) -> None:
     """Until the other end closes; a fork comes out of here with its own end of the program ahead."""
     while True:
@@ -70,7 +101,11 @@ def serve(link: socket.socket) -> None:
         if not child:
             link.close()
             become(json.loads(message), streams)
-            runpy.run_module("ckpt_cli", run_name="__main__", alter_sys=True)
+            try:
+                runpy.run_module("ckpt_cli", run_name="__main__", alter_sys=True)
+            except SystemExit as ended:
+                at_once(ended)
+                raise
             return
         for stream in streams:
             os.close(stream)
@@ -80,5 +115,5 @@ def serve(link: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    preload()
+    preload(*sys.argv[2:])
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -23,7 +23,10 @@ DATA = Path(__file__).parent / "data"
 Copy = Callable[..., Path]
 
 
-LONG = ("test_crashes.py", "test_memory.py", "test_ray.py", "test_tutorial.py", "test_watch.py")
+LONG = (
+    "test_benchmarks.py", "test_crashes.py", "test_formats.py", "test_memory.py", "test_ray.py", "test_resume.py", "test_scale_page.py",
+    "test_tutorial.py", "test_watch.py",
+)  # fmt: skip
 """Few tests that take long: begun last, they would leave the other processors idle at the end."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import ROOT
+from tests.ranks import run_ranks
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the machine is described by /proc")
@@ -23,6 +25,12 @@ def run(script: str, *arguments: object) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_in_a_rank(_: int, script: str, *arguments: str) -> None:
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(BENCHMARKS))
+    runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
 
 
 def test_the_page_is_made_from_the_stored_numbers(tmp_path: Path) -> None:
@@ -63,6 +71,8 @@ def test_a_tiny_report_is_measured(tmp_path: Path) -> None:
 def test_what_differs_is_said(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
+    # Not in a process of its own, which would load torch each time; the tiny report starts it.
+    compare = runpy.run_path(str(BENCHMARKS / "same_tensors.py"))
     tensors = {"a": torch.arange(4.0), "b": torch.ones(3)}
     others = {
         "same": tensors,
@@ -79,7 +89,7 @@ def test_what_differs_is_said(tmp_path: Path) -> None:
             torch.save({"model": other}, folder / "model.pt")
         else:
             save_file(other, folder / "model.safetensors")
-        assert run("same_tensors.py", tmp_path / "ours", folder).strip() == said
+        assert compare["difference"](*map(compare["Output"], (tmp_path / "ours", folder))) == said
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,8 @@ def test_checkpoints_of_the_benchmarks_are_read(kind: str, tmp_path: Path) -> No
     """All of the layouts, with a class that proves names and shapes; torch_dist has its padded vocabulary cut."""
     import ckpt_cli
 
-    run("checkpoints.py", kind, tmp_path / "checkpoint", "--billions", "0.0015", "--width", "128")
+    # In a process that has loaded torch: the tiny report starts the script as users do.
+    run_ranks(run_in_a_rank, "checkpoints.py", kind, str(tmp_path / "checkpoint"), "--billions", "0.0015", "--width", "128", ranks=1)
     run_folder = tmp_path / "checkpoint" / "run"
     base = tmp_path / "checkpoint" / "hf" if run_folder.exists() else None
     ckpt_cli.merge(run_folder if base else tmp_path / "checkpoint", tmp_path / "merged", base=base)

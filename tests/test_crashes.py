@@ -39,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(library: Path) -> Report:
     # In memory if possible: a disk would sync some thousand files.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as work:
-        return crashing.campaign(Path(work).resolve(), library, every=449, limits=(20_000,))
+        return crashing.campaign(Path(work).resolve(), library, every=449, limits=(20_000,), halved=True)
 
 
 class TestTheShortForm:

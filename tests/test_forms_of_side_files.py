@@ -69,10 +69,10 @@ class TestBytesThatAreNoText:
     @pytest.mark.parametrize(
         ("name", "content", "text"),
         [
-            ("vocab.txt", gzip.compress(VOCABULARY.encode()), "the file is compressed by gzip"),
-            ("tokenizer.json", gzip.compress(b"{}"), "the file is compressed by gzip"),
-            ("chat_template.jinja", gzip.compress(TEMPLATE.encode()), "the file is compressed by gzip"),
-            ("tokenizer.model", gzip.compress(sentencepiece()), "the file is compressed by gzip"),
+            ("vocab.txt", gzip.compress(VOCABULARY.encode(), mtime=0), "the file is compressed by gzip"),
+            ("tokenizer.json", gzip.compress(b"{}", mtime=0), "the file is compressed by gzip"),
+            ("chat_template.jinja", gzip.compress(TEMPLATE.encode(), mtime=0), "the file is compressed by gzip"),
+            ("tokenizer.model", gzip.compress(sentencepiece(), mtime=0), "the file is compressed by gzip"),
             ("merges.txt", b"\x28\xb5\x2f\xfd\x04\x58" + RANDOM, "the file is compressed by zstd"),
             ("merges.txt", bz2.compress(b"a b\n" * 9), "the file is compressed by bzip2"),
             ("modeling_my.py", lzma.compress(CODE.encode()), "the file is compressed by xz"),
@@ -124,7 +124,7 @@ class TestBytesThatAreNoText:
         told_nothing(tmp_path, name, content)
 
     def test_of_a_large_file_are_told_by_its_beginning(self, tmp_path: Path) -> None:
-        made = run(tmp_path / "run", "vocab.txt", gzip.compress(b""))
+        made = run(tmp_path / "run", "vocab.txt", gzip.compress(b"", mtime=0))
         with (made / "vocab.txt").open("r+b") as file:
             file.truncate(17 << 20)
         assert damaged(ckpt_cli.merge(made, tmp_path / "out")) == ["vocab.txt is passed on as it is: the file is compressed by gzip"]

@@ -911,7 +911,8 @@ def texts(node: ast.expr) -> Iterator[str]:
 def all_hints() -> Iterator[tuple[str, str]]:
     """(module, text) of everything that is given as a hint, directly or by a variable called so."""
     for path in sorted((ROOT / "ckpt_cli").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)) if "hint" in source else ():
             found: list[ast.expr] = []
             if (isinstance(node, ast.keyword) and node.arg == "hint") or (
                 isinstance(node, ast.Assign)

@@ -1,4 +1,4 @@
-"""Memory is bounded by buffers, not by the model: a merge of 1 GB stays under 100 MB, whatever has to be done to it.
+"""Memory is bounded by buffers, not by the model: a merge of 0.5 GB stays under 100 MB, whatever has to be done to it.
 
 An average stays under 150 MB, however many checkpoints it reads, and so do fused adapters; verifying stays under 120 MB.
 """
@@ -78,23 +78,23 @@ def peak_of(*arguments: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_merge_of_a_gigabyte_stays_under_100_mb(tmp_path: Path, dim: int) -> None:
+def test_a_merge_of_half_a_gigabyte_stays_under_100_mb(tmp_path: Path, dim: int) -> None:
     run = tmp_path / "global_step_1"
-    save_ranks(run, (8192, 2048), tensors=16, dim=dim)
+    save_ranks(run, (8192, 2048), tensors=8, dim=dim)
     for dtype in ("keep", "bf16"):
         out = tmp_path / dtype
         assert peak_of("merge", str(run), "-o", str(out), "--dtype", dtype, "--jobs", "2") < LIMIT
-        assert (out / "model.safetensors").stat().st_size > (1 << 30) / (2 if dtype == "bf16" else 1)
+        assert (out / "model.safetensors").stat().st_size > (1 << 29) / (2 if dtype == "bf16" else 1)
         assert peak_of("verify", str(out), "--full", "--against", str(run), "--base", str(run), "--jobs", "2") < VERIFY_LIMIT
         (out / "model.safetensors").unlink()
 
 
 @pytest.mark.slow
-def test_lora_is_fused_into_a_gigabyte_under_150_mb(tmp_path: Path) -> None:
+def test_lora_is_fused_into_half_a_gigabyte_under_150_mb(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     state: dict[str, Any] = {}
-    for i in range(16):
+    for i in range(8):
         state[f"base_model.model.{i}.base_layer.weight"] = torch.full((8192, 4096), float(i), dtype=torch.bfloat16)
         state[f"base_model.model.{i}.lora_A.default.weight"] = torch.ones(16, 4096)
         state[f"base_model.model.{i}.lora_B.default.weight"] = torch.ones(8192, 16)
@@ -104,13 +104,13 @@ def test_lora_is_fused_into_a_gigabyte_under_150_mb(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_average_of_three_checkpoints_of_half_a_gigabyte_stays_under_150_mb(tmp_path: Path) -> None:
+def test_an_average_of_three_checkpoints_of_a_third_of_a_gigabyte_stays_under_150_mb(tmp_path: Path) -> None:
     for step, dim in enumerate((0, 1, 0), start=1):
-        save_ranks(tmp_path / "run" / f"global_step_{step}", (8192, 2048), tensors=8, dim=dim)
+        save_ranks(tmp_path / "run" / f"global_step_{step}", (8192, 2048), tensors=5, dim=dim)
     for name, options in (("uniform", []), ("weighted", ["--weights", "0.1,0.2,0.7", "--dtype", "bf16"])):
         out = tmp_path / name
         assert peak_of("average", str(tmp_path / "run"), "--all", *options, "-o", str(out), "--jobs", "2") < AVERAGE_LIMIT
-        assert (out / "model.safetensors").stat().st_size > (1 << 29) / (2 if "bf16" in options else 1)
+        assert (out / "model.safetensors").stat().st_size > 5 * (1 << 26) / (2 if "bf16" in options else 1)
         (out / "model.safetensors").unlink()
 
 
@@ -127,7 +127,7 @@ class TestWhatIsTakenForEach:
     """What does not lie in buffers grows with the numbers of tensors and pieces, never with their bytes."""
 
     def test_tensor(self, tmp_path: Path) -> None:
-        few, many = 3_000, 30_000
+        few, many = 3_000, 18_000
         for count in (few, many):
             save_small(tmp_path / str(count), count)
         peaks = [peak_of("merge", str(tmp_path / str(count)), "-o", str(tmp_path / f"out{count}")) for count in (few, many)]
@@ -149,7 +149,7 @@ class TestWhatIsTakenForEach:
         assert 0 < alive[1] < 1.5 * alive[0]
 
     def test_piece(self, tmp_path: Path) -> None:
-        tensors, few, many = 400, 8, 64
+        tensors, few, many = 300, 8, 48
         for ranks in (few, many):
             save_ranks(tmp_path / str(ranks), (64, 2), tensors, 0, ranks)
         peaks = [peak_of("merge", str(tmp_path / str(ranks)), "-o", str(tmp_path / f"out{ranks}")) for ranks in (few, many)]

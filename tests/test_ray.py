@@ -94,19 +94,31 @@ def writer_of(raylets: list[int], folder: Path) -> tuple[int, int]:
 
 def process_of(raylets: list[int], opened: Callable[[str], bool]) -> tuple[int, int]:
     """A raylet and its worker, which is stopped while it has such a file open."""
+    parents: dict[str, int | None] = {}
     for _ in range(20_000):
-        for entry in Path("/proc").iterdir():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if parent in raylets and _has(entry, opened):
-                    os.kill(int(entry.name), signal.SIGSTOP)
-                    if _has(entry, opened):
-                        return parent, int(entry.name)
-                    os.kill(int(entry.name), signal.SIGCONT)
-            except (OSError, ValueError, IndexError):
+        # Parents are asked for once: asking all processes again and again would take the processor from the workers.
+        numbers = [name for name in os.listdir("/proc") if name.isdigit()]
+        parents = {number: parents[number] if number in parents else _parent(number) for number in numbers}
+        for number, parent in parents.items():
+            if parent is None or parent not in raylets:
                 continue
-        time.sleep(0.001)
+            try:
+                if _has(Path("/proc", number), opened):
+                    os.kill(int(number), signal.SIGSTOP)
+                    if _has(Path("/proc", number), opened):
+                        return parent, int(number)
+                    os.kill(int(number), signal.SIGCONT)
+            except OSError:
+                continue
+        time.sleep(0.003)
     raise AssertionError("no worker was seen while it worked")
+
+
+def _parent(process: str) -> int | None:
+    try:
+        return int(Path("/proc", process, "stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
 
 
 def _has(process: Path, opened: Callable[[str], bool]) -> bool:

@@ -93,8 +93,9 @@ def campaign(
     forever: Sequence[bool] = (False, True),
     limits: Sequence[int] = LIMITS,
     only: Sequence[str] | None = None,
+    halved: bool = False,
 ) -> Report:
-    """Crash at every ``every``-th call of the scenarios (or ``only`` some) with each of the failures."""
+    """Crash at every ``every``-th call of the scenarios (or ``only`` some) with each of the failures, or each with half of them in turn."""
     (work / "driven").mkdir()
     spec = {
         "scenarios": [each for each in scenarios(work) if only is None or each["name"] in only],
@@ -103,6 +104,7 @@ def campaign(
         "failures": list(failures),
         "forever": list(forever),
         "limits": list(limits),
+        "halved": halved,
     }
     (work / "spec.json").write_text(json.dumps(spec))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(library), "PYTHONDONTWRITEBYTECODE": "1"}

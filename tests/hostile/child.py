@@ -57,38 +57,53 @@ def watch(folder: str, events: list[str]) -> None:
     sys.addaudithook(hook)
 
 
-def run(folder: str, arguments: list[str], results: Path) -> None:
-    """In a fork: never returns."""
+def run(folder: str, commands: list[list[str]], results: list[Path], told: int) -> None:
+    """In a fork: never returns. What became of each command is a line of JSON in the pipe ``told``."""
     from ckpt_cli.cli import main
 
     events: list[str] = []
+    files = [[os.open(place / name, os.O_CREAT | os.O_WRONLY, 0o600) for name in ("stdout", "stderr", "events")] for place in results]
     os.chdir(folder)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(results / name, os.O_CREAT | os.O_WRONLY, 0o600), number)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_SIZE, FILE_SIZE))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    signal.alarm(6 * SECONDS)
     watch(folder, events)
-    code = 99
-    try:
-        main(arguments)
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 98
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.write(3, json.dumps(events).encode())
-    os._exit(code)
+    seconds = 0.0
+    for arguments, (out, err, noted) in zip(commands, files, strict=True):
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        signal.alarm(6 * SECONDS)
+        events.clear()
+        code = 99
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 98
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(noted, json.dumps(events).encode())
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        before, seconds = seconds, usage.ru_utime + usage.ru_stime
+        os.write(told, (json.dumps({"code": code, "seconds": seconds - before, "peak": usage.ru_maxrss << 10}) + "\n").encode())
+    os._exit(0)
 
 
-def outcome(folder: str, arguments: list[str], results: Path) -> dict[str, Any]:
-    results.mkdir()
+def outcomes(folder: str, commands: list[list[str]], results: list[Path]) -> list[dict[str, Any]]:
+    """Of the commands on one folder, in one fork, whose pages are copied once; of one that ends it, and of none after that."""
+    for place in results:
+        place.mkdir(exist_ok=True)
+    reading, told = os.pipe()
     child = os.fork()
     if not child:
-        os.dup2(os.open(results / "events", os.O_CREAT | os.O_WRONLY, 0o600), 3)
-        run(folder, arguments, results)
+        run(folder, commands, results, told)
+    os.close(told)
+    with open(reading) as lines:
+        found = [json.loads(line) for line in lines]
     _, status, usage = os.wait4(child, 0)
-    return {"code": os.waitstatus_to_exitcode(status), "seconds": usage.ru_utime + usage.ru_stime, "peak": usage.ru_maxrss << 10}
+    if len(found) < len(commands):
+        seconds = usage.ru_utime + usage.ru_stime - sum(each["seconds"] for each in found)
+        found.append({"code": os.waitstatus_to_exitcode(status), "seconds": seconds, "peak": usage.ru_maxrss << 10})
+    return found
 
 
 def ready() -> None:
@@ -103,4 +118,9 @@ def ready() -> None:
 if __name__ == "__main__":
     ready()
     lines, target = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    print(json.dumps([outcome(folder, arguments, target / str(number)) for number, (folder, arguments) in enumerate(lines)]))
+    found: list[dict[str, Any]] = []
+    while (begun := len(found)) < len(lines):
+        folder = lines[begun][0]
+        end = next((number for number in range(begun, len(lines)) if lines[number][0] != folder), len(lines))
+        found += outcomes(folder, [arguments for _, arguments in lines[begun:end]], [target / str(number) for number in range(begun, end)])
+    print(json.dumps(found))

@@ -62,7 +62,7 @@ def chosen(number: int) -> tuple[str, ...]:
 
 
 def run_all(places: Mapping[str, Path], work: Path) -> dict[str, dict[str, Ran]]:
-    """Commands on the folder ``in`` of every place, by case and command: forks of two children, at the same time."""
+    """Commands on the folder ``in`` of every place, by case and command: forks of two children, at the same time, one for each place."""
     lines = [
         (name, command, [str(places[name]), list(COMMANDS[command])]) for number, name in enumerate(places) for command in chosen(number)
     ]

@@ -15,7 +15,7 @@ import torch
 import ckpt_cli
 from ckpt_cli.errors import CkptError
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.remote.stores import SECRET, Bucket, Proxy
 
 LAYOUTS = [

@@ -17,7 +17,7 @@ from ckpt_cli.errors import NotFound, NotRecognised, SourceChanged, Unreadable, 
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import path_of
 from tests import tiny
-from tests.cli import ckpt
+from tests.cli import ckpt_fork as ckpt
 from tests.remote.stores import SECRET
 from tests.remote.test_commands import content, said
 

@@ -21,9 +21,23 @@ from ckpt_cli.moved_names import moved_names, renaming_rules
 def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    text = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     text |= {"head_dim": 8, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}
-    vision = dict(depth=1, hidden_size=32, intermediate_size=64, num_heads=4, out_hidden_size=32, deepstack_visual_indexes=[0])
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 4,
+        "out_hidden_size": 32,
+        "deepstack_visual_indexes": [0],
+    }
     model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config={**vision, "num_position_embeddings": 16}))
     folder = tmp_path_factory.mktemp("larger") / "base"
     model.save_pretrained(folder)

@@ -38,7 +38,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         "out_hidden_size": 32,
         "deepstack_visual_indexes": [0],
     }
-    model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config={**vision, "num_position_embeddings": 16}))
+    model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision))
     folder = tmp_path_factory.mktemp("larger") / "base"
     model.save_pretrained(folder)
     return folder, model

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
 from ckpt_cli.files.folders import folders_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files

@@ -1,4 +1,4 @@
-"""What the content of a ``torch.save`` file says about the set that it is part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta, smp.
+"""What the content of a ``torch.save`` file says of the set that it is part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta, smp.
 
 Facts: Megatron-LM ``save_checkpoint`` (``args`` in every file), DeepSpeed ``_save_checkpoint`` (``ds_version``, ``param_shapes``,
 ``mp_world_size``, ``num_experts``), fairscale's FSDP (``shard_metadata``), ``local_state_dict`` of SageMaker's model parallelism, which

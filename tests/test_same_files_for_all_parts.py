@@ -131,10 +131,10 @@ class TestABaseOfWhichEachMachineHasACopy:
     def written(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Path:
         run, base, out = model(folder / "run"), model(folder / "base", 2.0), folder / "out"
         (run / "tokenizer.json").unlink()
-        file = base / "model-00002-of-00002.safetensors"
-        save_file({**load_file(file), "more.weight": torch.ones(64, 64)}, file, metadata={"format": "pt"})
-        index = base / "model.safetensors.index.json"
-        index.write_text(json.dumps({"weight_map": {**json.loads(index.read_text())["weight_map"], "more.weight": file.name}}))
+        file, index = base / "model-00002-of-00002.safetensors", base / "model.safetensors.index.json"
+        if options:
+            save_file({**load_file(file), "more.weight": torch.ones(64, 64)}, file, metadata={"format": "pt"})
+            index.write_text(json.dumps({"weight_map": {**json.loads(index.read_text())["weight_map"], "more.weight": file.name}}))
         ckpt_cli.merge(run, out, base=base, part="0/2", **options)
         shutil.copytree(base, folder / "copy")  # with its times, as rsync -t does
         shutil.rmtree(base)

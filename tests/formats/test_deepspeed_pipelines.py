@@ -141,7 +141,7 @@ class TestLayersCutByTensorParallelism:
                 torch.save({"module": None, "mp_world_size": 2}, tag / f"mp_rank_{rank:02d}_model_states.pt")
         with pytest.raises(Unsupported, match="cut by tensor parallelism") as refused:
             ckpt_cli.merge(tag, tmp_path / "out")
-        assert "deepspeed_to_megatron.py --target_tp 1" in str(refused.value.hint)
+        assert "deepspeed_to_megatron.py with target_tp 1" in str(refused.value.hint)
         for path in tag.glob("*-model_01-*"):
             path.unlink()  # the first rank's part alone
         with pytest.raises(CkptError):

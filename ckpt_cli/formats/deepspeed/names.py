@@ -103,7 +103,7 @@ def cut_layers(path: Path) -> Unsupported:
     return Unsupported(
         "a pipeline whose layers are also cut by tensor parallelism is not read",
         path=path,
-        hint="Megatron-DeepSpeed puts the parts together: tools/convert_checkpoint/deepspeed_to_megatron.py --target_tp 1 --target_pp 1",
+        hint="Megatron-DeepSpeed puts the parts together: tools/convert_checkpoint/deepspeed_to_megatron.py with target_tp 1, target_pp 1",
     )
 
 

@@ -241,16 +241,16 @@ def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
             return found, False
         level = inner
     with contextlib.suppress(CkptError, OSError):
-        if not found and _holds_checkpoint(folder.parent, there):
+        if not found and _holds_checkpoint(folder.parent, there, surely=True):
             return [folder.parent], False
     return found or (files if folder == path else []), more
 
 
-def _holds_checkpoint(folder: Path, there: Folders) -> bool:
-    """Whether something in a folder is a checkpoint, or may be: of several files each, where nothing tells which one is meant."""
+def _holds_checkpoint(folder: Path, there: Folders, *, surely: bool = False) -> bool:
+    """Whether something in a folder is a checkpoint, or, if not ``surely``, one of several files that nothing tells apart."""
     beneath = (place for found in steps_in(folder, there, files=True)[0] for place in found.places)
     troubles = (place.match.trouble for place in (*places_in(folder, there), *beneath))
-    return any(trouble is None or isinstance(trouble, Undecidable) for trouble in troubles)
+    return any(trouble is None or (not surely and isinstance(trouble, Undecidable)) for trouble in troubles)
 
 
 def _is_checkpoint(file: Path, there: Folders) -> bool:

@@ -50,6 +50,10 @@ def saved(folder: Path, name: str, part: Callable[[int], Weights], count: int = 
         ("weights_{}.pt", half),
         ("model-{}.bin", lambda number: half(number, 1)),
         ("stage_{}.pt", stage),
+        ("trained_gpt_{}_0.pt", stage),
+        ("trained_gpt_0_{}.pt", half),
+        ("model_0_{}_0.pt", half),
+        ("model_{}_0_0.pt", stage),
         ("model.{:02d}.pth", lambda number: {name: value for name, value in half(number).items() if value.ndim == 2}),
     ],
 )
@@ -73,6 +77,8 @@ def test_parts_are_refused(name: str, part: Callable[[int], Weights], tmp_path: 
         ("model.{}.pt", epoch),
         ("seeded_{}.pt", model),  # of several: no norm is the same
         ("step_{:02d}.pt", model),
+        ("trial_{}_0.pt", model),
+        ("model_{}_0.pt", epoch),
         ("epoch_{:02d}.pt", half),
         ("net_{}.pt", lambda number: model(number, layers=2) if number else {"generator.weight": torch.ones(4, 4)}),
     ],
@@ -95,3 +101,18 @@ def test_the_rest_of_an_inference_checkpoint_is_no_model(tmp_path: Path) -> None
     torch.save({"layers.0.weight": torch.ones(4, 4)}, tmp_path / "tp_00_00.pt")
     with pytest.raises(PartOfSet, match="without the layers"):
         ckpt_cli.merge(tmp_path / "non-tp.pt", tmp_path / "out")
+
+
+@pytest.mark.parametrize("key", [None, "model", "model_state_dict"])
+def test_a_file_of_smp_says_itself_that_it_is_a_part(key: str | None, tmp_path: Path) -> None:
+    """What `local_state_dict` returns is one rank's; a whole model may carry the same key, as the Trainer of transformers sets it."""
+    path = tmp_path / "trained_gpt_0_0.pt"
+    for is_part in (True, False):
+        state = {**model(), "_smp_is_partial": is_part, "_smp_load_info": None}
+        torch.save(state if key is None else {key: state, "step": 3}, path)
+        if is_part:
+            with pytest.raises(PartOfSet, match="SageMaker") as caught:
+                ckpt_cli.merge(path, tmp_path / "out")
+            assert "partial=False" in str(caught.value.hint)
+        else:
+            ckpt_cli.merge(path, tmp_path / "out")

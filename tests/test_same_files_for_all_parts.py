@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,36 @@ class TestAFileOfWeightsThatKeepsSizeAndTime:
         path = runs[0] / f"model-0000{number}-of-00002.safetensors"
         write: Callable[[str], Any] = lambda part: ckpt_cli.average(runs, tmp_path / "out", part=part)  # noqa: E731
         check_refused(write, tmp_path / "out", lambda: rewrite(path), path.name, parts)
+
+
+class TestABaseOfWhichEachMachineHasACopy:
+    """on a disk of its own, under the same path: nobody can compare the copies."""
+
+    def written(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Path:
+        run, base, out = model(folder / "run"), model(folder / "base", 2.0), folder / "out"
+        (run / "tokenizer.json").unlink()
+        file, index = base / "model-00002-of-00002.safetensors", base / "model.safetensors.index.json"
+        if options:
+            save_file({**load_file(file), "more.weight": torch.ones(64, 64)}, file, metadata={"format": "pt"})
+            index.write_text(json.dumps({"weight_map": {**json.loads(index.read_text())["weight_map"], "more.weight": file.name}}))
+        ckpt_cli.merge(run, out, base=base, part="0/2", **options)
+        shutil.copytree(base, folder / "copy")  # with its times, as rsync -t does
+        shutil.rmtree(base)
+        (folder / "copy").rename(base)
+        monkeypatch.setattr(platform, "node", lambda: "another machine")
+        ckpt_cli.merge(run, out, base=base, part="1/2", **options)
+        return out
+
+    def test_is_refused_where_its_weights_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        out = self.written(tmp_path, monkeypatch, carry_from_base="more.weight")
+        with pytest.raises(Inconsistent, match="not other copies of them") as refused:
+            ckpt_cli.publish(out)
+        assert str(refused.value.hint).startswith("if each machine reads a copy of its own, put one where all of them see it")
+
+    def test_is_published_where_it_only_gives_side_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        out = self.written(tmp_path, monkeypatch)
+        ckpt_cli.publish(out)
+        assert (out / "tokenizer.json").exists()
 
 
 def test_a_launched_run_is_not_published_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.components import why_none
+from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.found import Age, Blocked, Dated, Found, Target, are_counted_anew
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_counter, newest_first, numbered_alike, told_counters
@@ -245,7 +246,10 @@ def _steps_of(
         newest = whole[0]
         unasked = not choice.steps and choice.end is None
         told = (
-            newest_notes(target, newest.found, lambda found: step_info(found).problem is None)
+            [
+                *newest_notes(target, newest.found, lambda found: step_info(found).problem is None),
+                *inner_run_notes(target, newest.found, files),
+            ]
             if unasked
             else told_by_trackers(target, newest.found)
         )

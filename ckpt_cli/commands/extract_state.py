@@ -14,6 +14,7 @@ from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
 from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.passed_over import passed_over_state
 from ckpt_cli.discover.found import Found, Place, Target
@@ -219,6 +220,7 @@ def choose(
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
+                newer += inner_run_notes(target, found, files)
             newer += also_notes(target, [(found, [place.name])])
             skipped = [*((other, why) for other, _, why in candidates), *((other, short_reason(why)) for other, why in passed.errors)]
             beside = [*linked, *unread_notes(found, place), *mark_notes(found, place), *notes_of_state(found, place, files)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from ckpt_cli.discover.beside.folders import ADAPTER_WEIGHTS
 from ckpt_cli.discover.components import expanded
 from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.locate import locate
@@ -23,7 +25,8 @@ from ckpt_cli.formats.step_names import number_in_manifest
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.megatron.config import check_config
-from ckpt_cli.lora.merge import exported_scales
+from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.lora.merge import adapters_alone, exported_scales
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import LoraMode, Naming, ShardOrder
@@ -52,8 +55,8 @@ def merged_from(manifest: Manifest | None, source: Found) -> Manifest | None:
 
 
 def _is_plain(source: Found) -> bool:
-    """Whether loaders read the files as they are."""
-    return all(format_of(place.match).is_loaded for place in source.places)
+    """Whether loaders read the files as they are. Adapters are none: they are loaded on top of a model."""
+    return all(format_of(place.match).is_loaded and not ADAPTER_WEIGHTS.fullmatch(place.match.first.name) for place in source.places)
 
 
 def _base_of(manifest: Manifest | None, folder: Path) -> Path | None:
@@ -70,7 +73,8 @@ def planned_source(
     """The part of a merge that made these tensors of a folder, and what it would write, by name.
 
     ``said`` are options of the user. The manifest is used if the source is what was merged; another Hugging Face folder is
-    taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and what planning a merge raises.
+    taken as it is. Raises UsageError for an average, which equals none of its checkpoints, and for a model that another program made of
+    adapters alone, and what planning a merge raises.
     """
     known = merged_from(manifest, opened.found)
     if manifest is not None and manifest.command == AVERAGE and not _is_plain(opened.found):
@@ -79,8 +83,16 @@ def planned_source(
         proof = ", which uses its checksums" if any(manifest.checksums.values()) else ""
         hint = f"compare it with another average, or pass --full{proof}"
         raise UsageError(f"this is an average of {count} checkpoints, which equals none of them", path=folder, hint=hint)
-    options = remade_options(known, said)
-    parts = planned_drafts(opened, _base_of(known, folder), options, files)
+    options, base = remade_options(known, said), _base_of(known, folder)
+    if base is None and not has_adapters(tensors) and all(adapters_alone(one.component.tensors) for one in opened.components):
+        # Other programs round the sums otherwise (docs/lora.md), so that bits would not prove what they made of a base either.
+        raise UsageError(
+            "--against names LoRA adapters alone, and nothing here says that ckpt fused them into this model, nor with which base",
+            path=opened.found.path,
+            expected="an output of ckpt merge with --base, whose manifest says so",
+            hint=f"fuse them once more, and look how far the two are apart: {_fused_again(opened, folder)}",
+        )
+    parts = planned_drafts(opened, base, options, files)
     names = {Path(tensor.pieces[0].source.path).name for tensor in tensors.values() if tensor.pieces}
     part = next((part for part in parts if names & {file.name for file in part.plan.files} and len(parts) > 1), parts[0])
     kept = known.kept_in_fp32 if known is not None else ()
@@ -89,6 +101,12 @@ def planned_source(
         if head in tensors and partner in wanted:
             wanted[head] = wanted[partner]
     return part, wanted
+
+
+def _fused_again(opened: Opened, folder: Path) -> str:
+    """The commands that fuse adapters and show the difference from a model that was made of them elsewhere."""
+    merged = shlex.quote(f"{folder.name}_again")
+    return f"ckpt merge {shlex.quote(str(opened.found.path))} --base BASE -o {merged}, then ckpt diff {merged} {shlex.quote(str(folder))}"
 
 
 def _dtype_of(output: OutputTensor, kept: Collection[str]) -> Dtype:

@@ -33,7 +33,7 @@ from ckpt_cli.discover.steps import (
     without_tags,
 )
 from ckpt_cli.discover.tags import trackers_in
-from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Undecidable, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, same_file, similar_hint, status_of
 from ckpt_cli.files.manifest import refuse_unfinished
 from ckpt_cli.formats.foreign import foreign_error
@@ -41,6 +41,7 @@ from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
+from ckpt_cli.formats.weight_names import may_hold_weights
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
 from ckpt_cli.urls import is_remote
@@ -50,6 +51,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 MAX_LOOKED_INTO = 200
 """Folders that are looked into for a hint."""
+
+LEVELS = 3
+"""How far down: Lightning keeps ``lightning_logs/version_0/checkpoints/``."""
 
 
 def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence[Path] = (), *, steps: bool = False) -> Target:
@@ -207,14 +211,16 @@ def _is_listed(folder: Path) -> bool:
 
 
 def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
-    """The nearest folders in which something is recognised: that of a file, else those one or two levels down, else the one above.
+    """The nearest folders in which something is recognised: that of a file, else those a few levels down, else the one above.
 
-    The second value: whether there may be more further down.
+    Where there is none, files below that are recognised by themselves: of any name, as Lightning's are. The second value: whether there may
+    be more further down.
     """
     folder = path if there.is_folder(path) else path.parent
     found: list[Path] = []
+    files: list[Path] = []
     level, left, more = [folder], MAX_LOOKED_INTO, False
-    for depth in range(3):
+    for depth in range(LEVELS + 1):
         more = more or len(level) > left
         inner: list[Path] = []
         for candidate in level[:left]:
@@ -226,22 +232,29 @@ def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
                 left -= 1
                 if not is_given and _holds_checkpoint(candidate, there):
                     found.append(candidate)
-                elif depth < 2:
+                elif depth < (LEVELS - 1 if found else LEVELS):
                     inner += there.entries(candidate)
+                    files += [file for file in there.files(candidate, may_hold_weights) if _is_checkpoint(file, there)]
                 else:
                     more = True
         if found and not depth:
             return found, False
         level = inner
     with contextlib.suppress(CkptError, OSError):
-        if not found and _holds_checkpoint(folder.parent, there):
+        if not found and _holds_checkpoint(folder.parent, there, surely=True):
             return [folder.parent], False
-    return found, more
+    return found or (files if folder == path else []), more
 
 
-def _holds_checkpoint(folder: Path, there: Folders) -> bool:
+def _holds_checkpoint(folder: Path, there: Folders, *, surely: bool = False) -> bool:
+    """Whether something in a folder is a checkpoint, or, if not ``surely``, one of several files that nothing tells apart."""
     beneath = (place for found in steps_in(folder, there, files=True)[0] for place in found.places)
-    return any(place.match.trouble is None for place in (*places_in(folder, there), *beneath))
+    troubles = (place.match.trouble for place in (*places_in(folder, there), *beneath))
+    return any(trouble is None or (not surely and isinstance(trouble, Undecidable)) for trouble in troubles)
+
+
+def _is_checkpoint(file: Path, there: Folders) -> bool:
+    return any(match.trouble is None for match in recognise(file, there))
 
 
 def _suggestion(path: Path, near: Sequence[Path], more: bool, there: Folders) -> str | None:

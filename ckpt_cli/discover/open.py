@@ -28,6 +28,7 @@ from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
+from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
@@ -149,7 +150,7 @@ def open_checkpoint(
         notes += [*also_notes(target, [(found, [one.name for one in components])]), *several_notes(target, found, type)]
         notes += renamed_notes(found, [opened.component for opened in components])
         if step is None and target.run is not None:
-            notes += newest_notes(target, found, is_whole)
+            notes += [*newest_notes(target, found, is_whole), *inner_run_notes(target, found, files)]
         else:
             notes += told_by_trackers(target, found)
         opened = {(one.place.match.number, one.place.match.component) for one in components}

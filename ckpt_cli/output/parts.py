@@ -310,11 +310,14 @@ def _check_same_files(shared: PartsFolder, records: Sequence[Record]) -> None:
         names = [name for name in beside if first.side_files.get(name) != record.side_files.get(name)]
         names += first.made_from.differences(record.made_from, copies=False)
         if names or first.made_from.files.keys() != record.made_from.files.keys():
+            again = "run all parts again, with the files as they are now; then publish again"
+            if record.made_from.machine != first.made_from.machine:
+                again = f"if each machine reads a copy of its own, put one where all of them see it; {again}"
             raise Inconsistent(
                 f"files changed between part {first.part} and part {record.part}: {few(names)}",
                 path=shared.target,
                 expected="the same files for all parts, and not other copies of them",
-                hint="run all parts again, with the files as they are now; then publish again",
+                hint=again,
             )
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.errors import MissingShard, Undecidable
+from ckpt_cli.errors import CkptError, MissingShard, Undecidable, Unsupported
 from ckpt_cli.formats.base import WEIGHTS_16
 from tests.conftest import Copy
 from tests.formats.test_deepspeed import changed
@@ -125,3 +125,24 @@ class TestUniversal:
                 content |= {"buffer_names": [], "param_shapes": None}
         with pytest.raises(Undecidable, match="nothing tells which parameters"):
             ckpt_cli.merge(source, tmp_path / "out")
+
+
+class TestLayersCutByTensorParallelism:
+    """Megatron-DeepSpeed writes a file per layer and rank. They were taken for files of two saves, of which one should be moved away."""
+
+    @pytest.mark.parametrize("states", [True, False], ids=["with model states", "alone"])
+    def test_are_refused_as_what_they_are(self, tmp_path: Path, states: bool) -> None:
+        tag = tmp_path / "run" / "global_step10"
+        tag.mkdir(parents=True)
+        for rank in range(2):
+            for layer in (1, 3):
+                torch.save({"up.weight": torch.ones(4, 2)}, tag / f"layer_{layer:02d}-model_{rank:02d}-model_states.pt")
+            if states:
+                torch.save({"module": None, "mp_world_size": 2}, tag / f"mp_rank_{rank:02d}_model_states.pt")
+        with pytest.raises(Unsupported, match="cut by tensor parallelism") as refused:
+            ckpt_cli.merge(tag, tmp_path / "out")
+        assert "deepspeed_to_megatron.py with target_tp 1" in str(refused.value.hint)
+        for path in tag.glob("*-model_01-*"):
+            path.unlink()  # the first rank's part alone
+        with pytest.raises(CkptError):
+            ckpt_cli.merge(tag, tmp_path / "out")

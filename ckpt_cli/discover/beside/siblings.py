@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.folders import Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.beside.models import comparison_with_folder
-from ckpt_cli.discover.beside.outputs import is_output
+from ckpt_cli.discover.forms.inner_runs import CODE as RUN_BELOW
+from ckpt_cli.discover.forms.inner_runs import runs_below
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.steps import steps_of_run
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
-from ckpt_cli.formats.trainers import CERTAIN, RUNS, has_form
+from ckpt_cli.formats.trainers import CERTAIN, has_form
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import ADAPTER_FOLDER, has_adapters
 from ckpt_cli.names import few
@@ -28,9 +27,6 @@ FORMS = re.compile(
     r"(onnx|openvino|gguf|ggml|core_?ml|tflite|tf|tensorflow|flax|jax|mlx|rust|quanti[sz]ed|int[48]|fp8)([._-].*)?", re.IGNORECASE
 )
 """Folders with the same weights in forms for other programs."""
-
-MOST_FOLDERS = 64
-"""Folders that are looked into for runs: each is a listing."""
 
 NUMBER = re.compile(r"[-_.]?[0-9]{1,6}\Z", re.ASCII)
 
@@ -70,7 +66,7 @@ def notes_below(
     try:
         if not there.is_folder(root):
             return []  # beside a single file anything may lie
-        runs = dict(found for top in dict.fromkeys(tops) for found in _runs_below(top, {root, *taken}, there))
+        runs = dict(found for top in dict.fromkeys(tops) for found in _told_runs_below(top, {root, *taken}, there))
         below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
         held = [entry for entry in below.values() if _counts(entry, root, taken, own) and not any(map(entry.path.is_relative_to, runs))]
         adapters = _adapters_below(root, tops[1:], taken, runs, tensors, below.values(), there)
@@ -93,29 +89,6 @@ def notes_below(
         text = f"{few(copies, 4)} {_verb(copies)} weights too, by name those of another model or an older copy, and {_was(copies)} not read"
         notes.append(Note("info", "other-folders", text))
     return notes
-
-
-def _runs_below(top: Path, taken: Collection[Path], there: Folders) -> Iterator[tuple[Path, str]]:
-    """The nearest folders that hold steps of their own, a level or two below one that is no step, each with the names of steps."""
-    if step_of(top) is not None:
-        return
-    level, left = [top], MOST_FOLDERS
-    for _ in range(2):
-        inner: list[Path] = []
-        for folder in (child for parent in level for child in there.folders(parent, lambda name: not name.startswith("."))):
-            is_own = folder.parent == top and folder.name in RUNS
-            if not left or is_own or step_of(folder) is not None or any(path.is_relative_to(folder) for path in taken):
-                continue
-            left -= 1
-            # What cannot be looked at is no reason to say nothing of the others.
-            with contextlib.suppress(Unreadable):
-                found = steps_of_run(folder, there).found
-                steps = [step.path.name for step in found if not is_output(step.places[0])]
-                if steps:
-                    yield folder, f"{folder.relative_to(top)}/ ({few(steps, 2)})"
-                else:
-                    inner.append(folder)
-        level = inner
 
 
 def _adapters_below(
@@ -151,6 +124,12 @@ def _told_of_adapters(folders: Sequence[str], name: str) -> list[Note]:
     return [Note("warning", "adapters-beside", f"LoRA adapters in {few(folders)}, beside the weights of {name}, are left out")]
 
 
+def _told_runs_below(top: Path, taken: Collection[Path], there: Folders) -> Iterator[tuple[Path, str]]:
+    """The runs below a folder, each with the names of its steps."""
+    for folder, steps in runs_below(top, taken, there):
+        yield folder, f"{folder.relative_to(top)}/ ({few([step.path.name for step in steps], 2)})"
+
+
 def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:
     if not runs:
         return []
@@ -160,7 +139,7 @@ def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:
     return [
         Note(
             "warning",
-            "run-below",
+            RUN_BELOW,
             f"{few(list(runs.values()), 3)} beside the weights of {name} {what} is meant, pass {few(list(map(str, runs)), 3)}",
         )
     ]

@@ -99,6 +99,15 @@ class ItemReader:
             if is_remote(path := self.path(file)):
                 self._files.source(path).expect(ranges)
 
+    def expect_objects(self, places: Iterable[Stored]) -> None:
+        """Have objects fetched ahead as a whole, if they lie in a store: one by one each would take a request."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for stored in places:
+            spans.setdefault(stored.file, []).append((stored.offset, stored.offset + stored.length))
+        for file, ranges in spans.items():
+            if is_remote(path := self.path(file)):
+                self._files.source(path).expect(ranges)
+
     def read(self, entry: CatalogTensor, box: Box, stored: Stored) -> StoredTensor:
         """One stored chunk; what its item says waits where no values are read. Raises CorruptFile if it is no tensor, and Inconsistent."""
         if self._waits(stored):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.formats.dcp.items import ItemReader
-from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject
+from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, Stored
 from ckpt_cli.formats.kept_configs import CLASS, CONTENT, TYPE, KeptConfig, is_config, kept_config
 
 MAX_ENTRIES = 1 << 10
@@ -24,20 +25,27 @@ def configs_among(catalog: Catalog, reader: ItemReader) -> list[KeptConfig]:
         is_part = any((*prefix[:depth], TYPE) in by_path for depth in range(len(prefix)))
         if is_part or len(own) > MAX_ENTRIES or not is_config({TYPE: "", **{name[0]: "" for name in own}}):
             continue
+        named = by_path.get((*prefix[:-1], CLASS)) if prefix and prefix[-1] == CONTENT else None
+        read = _values([*own.values(), *([named] if named is not None else [])], reader)
         values: dict[str, Any] = {}
         for keys, thing in own.items():
             level = values
             for key in keys[:-1]:
                 level = level.setdefault(key, {})
-            level[keys[-1]] = _value(thing, reader)
-        named = by_path.get((*prefix[:-1], CLASS)) if prefix and prefix[-1] == CONTENT else None
+            level[keys[-1]] = read[thing.path]
         if is_config(values):
-            found.append(kept_config(prefix, values, None if named is None else _value(named, reader)))
+            found.append(kept_config(prefix, values, None if named is None else read[named.path]))
     return found
 
 
-def _value(thing: CatalogObject, reader: ItemReader) -> Any:
-    """The value of an object; an object that says nothing if it is large, or not here."""
-    stored = thing.stored
-    is_here = stored is not None and stored.length <= SMALL and is_file(reader.path(stored.file))
-    return reader.value(stored) if stored is not None and is_here else object()
+def _values(things: Sequence[CatalogObject], reader: ItemReader) -> dict[tuple[str, ...], Any]:
+    """The values of objects by path, read in the order in which they lie. Of one that is large, or not here, a mere object."""
+    here: list[tuple[CatalogObject, Stored]] = []
+    for thing in things:
+        stored = thing.stored
+        if stored is not None and stored.length <= SMALL and is_file(reader.path(stored.file)):
+            here.append((thing, stored))
+    here.sort(key=lambda pair: (pair[1].file, pair[1].offset))
+    reader.expect_objects(stored for _, stored in here)
+    nothing: dict[tuple[str, ...], Any] = {thing.path: object() for thing in things}
+    return nothing | {thing.path: reader.value(stored) for thing, stored in here}

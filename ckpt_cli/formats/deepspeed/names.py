@@ -95,6 +95,18 @@ def save_files(paths: Iterable[Path]) -> SaveFiles:
     )
 
 
+def cut_layers(path: Path) -> Unsupported:
+    """The error for a pipeline with tensor parallelism, as Megatron-DeepSpeed trains: each layer has a file per rank of that.
+
+    The tool is the same in BigScience's and in Microsoft's Megatron-DeepSpeed. DeepSpeed itself does not put tensors together.
+    """
+    return Unsupported(
+        "a pipeline whose layers are also cut by tensor parallelism is not read",
+        path=path,
+        hint="Megatron-DeepSpeed puts the parts together: tools/convert_checkpoint/deepspeed_to_megatron.py with target_tp 1, target_pp 1",
+    )
+
+
 class _Names:
     def __init__(self) -> None:
         self.model: dict[int, dict[int, Path]] = {}
@@ -116,10 +128,10 @@ class _Names:
         elif (fields := EXPERT_OPTIMIZER.fullmatch(name)) is not None:
             self._put(self.expert_optimizer, int(fields["rank"]), path)
         elif (fields := LAYER.fullmatch(name)) is not None:
-            self._put(self.layers, int(fields["layer"]), path)
             if int(fields["tp"] or 0):
-                text = "a pipeline whose layers are also cut by tensor parallelism is not read"
-                self.trouble = self.trouble or Unsupported(text, path=path, hint="load the save with DeepSpeed, and save one state dict")
+                self.trouble = self.trouble or cut_layers(path)
+            else:
+                self._put(self.layers, int(fields["layer"]), path)
 
     def _put(self, held: dict, key: object, path: Path) -> None:  # type: ignore[type-arg]
         other = held.setdefault(key, path)

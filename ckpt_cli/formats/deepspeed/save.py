@@ -8,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
 from ckpt_cli.files.folders import folders_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.deepspeed.model_states import ModelStates, check_stem, placeholder_twins, plain_tensors, read_model_states
-from ckpt_cli.formats.deepspeed.names import UNIVERSAL, SaveFiles, save_files
+from ckpt_cli.formats.deepspeed.names import UNIVERSAL, SaveFiles, cut_layers, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import OptimizerStates, read_optimizer_states
 from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, MIXED, ParameterGroup, expert_counts, parameter_groups
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
@@ -328,10 +328,6 @@ def _check_layers(save: Save) -> None:
         return
     degrees = as_dict(save.first.entries.get("checkpoint_parallel_dimensions")) or {}
     if type(degrees.get("tp_degree")) is int and degrees["tp_degree"] > 1:
-        raise Unsupported(
-            "a pipeline whose layers are also cut by tensor parallelism is not read",
-            path=save.root,
-            hint="load the save with DeepSpeed, and save one state dict",
-        )
+        raise cut_layers(save.root)
     if not save.layers:
         raise MissingShard("the files of the pipeline's layers are missing", path=save.root, expected="layer_NN-model_states.pt")

@@ -1,7 +1,8 @@
-"""What the content of a ``torch.save`` file says about the set that it is part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta.
+"""What the content of a ``torch.save`` file says of the set that it is part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta, smp.
 
 Facts: Megatron-LM ``save_checkpoint`` (``args`` in every file), DeepSpeed ``_save_checkpoint`` (``ds_version``, ``param_shapes``,
-``mp_world_size``, ``num_experts``), fairscale's FSDP (``shard_metadata``).
+``mp_world_size``, ``num_experts``), fairscale's FSDP (``shard_metadata``), ``local_state_dict`` of SageMaker's model parallelism, which
+its ``load_state_dict`` and the Trainer of transformers ask for ``_smp_is_partial``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PARALLEL = {
 """What Megatron's args call the numbers of ranks among which a model is cut."""
 
 MODULE = "module"
+SMP_PART = "_smp_is_partial"
 SHARDING = "DCP_SHARDING_INFO"
 """The metadata with which torch's HuggingFaceStorageWriter marks its files."""
 
@@ -44,6 +46,7 @@ def refuse_part(file: TorchFile, path: Path) -> None:
     _refuse_megatron(entries, path)
     if "ds_version" in entries or "ds_config" in entries or ("param_shapes" in entries and MODULE in entries):
         _refuse_deepspeed(file, entries, path)
+    _refuse_smp(entries, path)
     if as_dict(entries.get("shard_metadata")) or isinstance(entries.get("shard_metadata"), (list, Call)):
         raise PartOfSet(
             f"{path.name} is one shard of fairscale's FSDP (shard_metadata)",
@@ -77,6 +80,17 @@ def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:
             hint=MEGATRON,
         )
     raise Unsupported("this is the file of a Megatron checkpoint, away from its folder", path=path, hint=MEGATRON)
+
+
+def _refuse_smp(entries: Mapping[Any, Any], path: Path) -> None:
+    held = (entries, *filter(None, map(as_dict, entries.values())))
+    if any(each.get(SMP_PART) is True for each in held):
+        raise PartOfSet(
+            f"{path.name} is one rank's part of a model of SageMaker's model parallelism ({SMP_PART})",
+            path=path,
+            expected="the whole model, which smp saves with partial=False",
+            hint="load all parts with smp, and save model.state_dict() with smp.save(..., partial=False)",
+        )
 
 
 def _refuse_deepspeed(file: TorchFile, entries: Mapping[Any, Any], path: Path) -> None:

@@ -20,8 +20,12 @@ from ckpt_cli.tensors.kinship import unrelated
 from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
 
-LAST = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,4})(?P<after>(\.[a-z]+)+)", re.ASCII | re.IGNORECASE)
-"""A file's name with a number at the end."""
+FORMS = tuple(
+    re.compile(rf"(?P<before>.*?)(?P<number>[0-9]{{1,4}})(?P<after>(_[0-9]{{1,4}}){{{count}}}(\.[a-z]+)+)", re.ASCII | re.IGNORECASE)
+    for count in range(3)
+)
+"""A file's name with a number at the end, and with one or two more after it: smp names files ``<name>_<pipeline rank>_<tensor rank>.pt``,
+later with the rank of the replica at the end."""
 
 OF_RANKS = re.compile(r"model\.[0-9]{2}\.(pt|pth|bin)", re.ASCII)
 """What fairseq2 called the files of tensor parallelism, and programs call those of epochs: values alone tell."""
@@ -36,24 +40,24 @@ Tensors = Mapping[str, Tensor]
 
 def neighbour_error(tensors: Tensors, path: Path, there: Folders, read: Callable[[Path], Tensors]) -> PartOfSet | None:
     """Why a file is one of a set, by what the file with the next number holds, which ``read`` describes; None if that does not show it."""
-    others = _numbered(path, there)
-    try:
-        held = read(others[0]) if others else {}
-        if not held or not (complement(tensors, held) or _cut(tensors, held, path.name)):
-            return None
-    except CkptError:
-        return None  # what cannot be read proves nothing
-    return PartOfSet(
-        f"{path.name} holds one part of a parallel model, and {others[0].name} another",
-        path=path,
-        expected=f"the whole set; beside it: {few([other.name for other in others])}",
-        hint="put the set together with the program that wrote it; if it is a whole model, rename it without the number",
-    )
+    for others in filter(None, (_numbered(path, there, form) for form in FORMS)):
+        try:
+            held = read(others[0])
+            if held and (complement(tensors, held) or _cut(tensors, held, path.name)):
+                return PartOfSet(
+                    f"{path.name} holds one part of a parallel model, and {others[0].name} another",
+                    path=path,
+                    expected=f"the whole set; beside it: {few([other.name for other in others])}",
+                    hint="put the set together with the program that wrote it; if it is a whole model, rename it without the number",
+                )
+        except CkptError:
+            continue  # what cannot be read proves nothing
+    return None
 
 
-def _numbered(path: Path, there: Folders) -> list[Path]:
+def _numbered(path: Path, there: Folders, form: re.Pattern[str]) -> list[Path]:
     """The other files of a name, the nearest first, if they are numbered from 0 on without a gap; none for those of epochs."""
-    fields = LAST.fullmatch(path.name)
+    fields = form.fullmatch(path.name)
     if fields is None or COUNTER.search(fields["before"]):
         return []
     like = re.compile(re.escape(fields["before"]) + r"([0-9]{1,4})" + re.escape(fields["after"]), re.ASCII)

@@ -8,19 +8,17 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
-from ckpt_cli.hub.classes.computed.parametrized import computed_hint
+from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, misread_text, needs, usual_but_absent
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.config import Config
-from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, plural, printable
 from ckpt_cli.tensors.component import Note
@@ -45,8 +43,6 @@ ADVICE = {
     "no-tower": "--carry-from-base takes them from the base",
 }
 """What can be done about what is odd; what is carried needs a base with such tensors."""
-
-SHOWN_GLOBS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +202,7 @@ def refuse_lacking(
             f"{many} in memory, the others have those of the hub, of {made.named}: {few(grouped(made.mixed), 3)}",
             tensor=made.mixed[0],
             expected="fused or single experts, as no loader accepts both" if fused else "the names of the hub, or those in memory",
-            hint=f"without these the model is whole: {_flags('--exclude', others)} leaves them out" if whole else None,
+            hint=f"without these the model is whole: {flags('--exclude', others)} leaves them out" if whole else None,
         )
     if made.fit is not None and len(made.fit.reshaped) > made.fit.fitting:
         (name, (wanted, held)) = next(iter(made.fit.reshaped.items()))
@@ -223,7 +219,6 @@ def refuse_lacking(
     absent = grouped(list(made.lacking))
     foreign = foreign_names(names)
     globs = _globs(list(made.lacking), names)
-    there = [name for name in made.lacking if base is not None and _in(base, name)]
     said = "" if _of_class(made) else _counted(made, absent)
     details = [name if what == said else f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
     if made.fit is not None and made.fit.is_foreign:
@@ -232,47 +227,29 @@ def refuse_lacking(
         message = f"no tensor has a name of {made.named}"
         details = [f"in the checkpoint: {few(list(names), 3)}", f"in {made.named}: {few(list(made.fit.missing), 3)}"]
     elif made.lacking.keys() <= set(uncommon):
-        hint = f"average checkpoints that all have them alike; {_flags('--allow-missing', globs)} writes the folder without them"
+        hint = f"average checkpoints that all have them alike; {flags('--allow-missing', globs)} writes the folder without them"
         message = _counted(made, absent)
     else:
-        message, (hint, are_all) = _counted(made, absent), _under_other_names(made, names, trained)
-        if there and len(there) == len(made.lacking):
-            more = f"the base has them: pass {_flags('--carry-from-base', globs)} to take them from there"
+        message, elsewhere = _counted(made, absent), under_other_names(made.fit, made.lacking, names, trained)
+        # What was trained is never taken from the base, where it is not.
+        left = [name for name in made.lacking if name not in elsewhere.there]
+        globs, more = _globs(left, [*names, *elsewhere.there]), ""
+        if left and all(base is not None and _in(base, name) for name in left):
+            which = "the others" if elsewhere.there else "them"
+            more = f"the base has {which}: pass {flags('--carry-from-base', globs)} to take them from there"
             if not _of_class(made):
-                more = f"{more}; {_flags('--allow-missing', globs)} writes the folder without them"
-        else:
-            more = f"{_flags('--allow-missing', globs)} writes the folder without them"
+                more = f"{more}; {flags('--allow-missing', globs)} writes the folder without them"
+        elif left:
+            more = f"{flags('--allow-missing', globs)} writes the folder without them"
             if base is None:
-                more = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {more}"
-        hint = hint if are_all else "; ".join(filter(None, (hint, more)))
+                more = f"--base DIR with {flags('--carry-from-base', globs)} takes them from the base model; {more}"
+        hint = elsewhere.hint if elsewhere.are_all else "; ".join(filter(None, (elsewhere.hint, more)))
     raise MissingTensors(
         message,
         details=details,
         expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and _of_class(made) else None,
         hint=hint,
     )
-
-
-def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collection[str]) -> tuple[str, bool]:
-    """The hint about missing tensors that are, or may be, there under other names, and whether these surely are all that are missing."""
-    extra = names if made.fit is None else made.fit.extra
-    others = {name: names[name] for name in extra if name in names and name in trained}
-    wanted = {name: shape for name, shape in (made.fit.missing if made.fit is not None else {}).items() if name in made.lacking}
-    for glob in (name for name in made.lacking if name.endswith(".*")):  # what is counted has no shapes
-        start = glob.removesuffix("*")
-        wanted |= {start + end: shape for name, shape in others.items() if (end := name.partition(f".{start}")[2])}
-    hint, are_all = computed_hint(wanted, names)
-    if hint:
-        return hint, are_all
-    moved = moved_names(wanted, others)
-    rules = renaming_rules(moved, trained)
-    if moved and rules is not None:
-        there = f"{len(moved)} tensors that are missing are there under other names: {few(grouped(list(moved.values())), 3)}"
-        return f"{there}; {_flags('--key-map', rules)} gives them theirs", len(moved) == len(wanted)
-    if not wanted or Counter(wanted.values()) - Counter(others.values()):
-        return "", False
-    alike = [name for name, shape in others.items() if shape in wanted.values()]
-    return f"{few(grouped(alike), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:
@@ -313,11 +290,6 @@ def _prefixes(name: str) -> Iterator[str]:
     return itertools.accumulate(name.split(".")[:-1], lambda whole, part: f"{whole}.{part}")
 
 
-def _flags(option: str, globs: Sequence[str]) -> str:
-    """An option for each glob; for many globs, one option with a placeholder."""
-    return " ".join(f"{option} '{glob}'" for glob in globs) if len(globs) <= SHOWN_GLOBS else f"{option} GLOB (once for each of them)"
-
-
 def _in(base: Collection[str], name: str) -> bool:
     return name in base or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in base))
 
@@ -354,7 +326,7 @@ def _refuse_surplus(made: Claim, names: Mapping[str, Shape]) -> None:
         f"{plural(len(many), 'tensor is', 'tensors are')} of experts beyond those of config.json: {few(grouped(many), 3)}",
         tensor=many[0],
         expected=f"the experts that config.json counts ({made.named}): loaders make one tensor of all, and refuse one of another shape",
-        hint=f"without these the model is whole: {_flags('--exclude', globs)} leaves them out" if whole else None,
+        hint=f"without these the model is whole: {flags('--exclude', globs)} leaves them out" if whole else None,
     )
 
 
@@ -371,7 +343,7 @@ def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tens
     there = [fit.name_in(names, name) for name in cut]
     globs = list(dict.fromkeys(pattern_of(name)[0].replace("{}", "*") for name in there))
     more = any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in there)
-    flags = _flags("--exclude", there if more else globs)
+    excluding = flags("--exclude", there if more else globs)
     shape = "another shape" if len(cut) == 1 else "other shapes"
     grown = any(own > asked for name in cut for asked, own in zip(*fit.reshaped[name], strict=False))
     what = "unlike the others" if grown else "not whole"
@@ -383,6 +355,6 @@ def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tens
         f"{few(grouped(cut), 3)}",
         tensor=there[0],
         expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
-        hint=f"{hint}; {flags} leaves it out",
+        hint=f"{hint}; {excluding} leaves it out",
         details=lines if len(lines) > 1 else (),
     )

@@ -253,11 +253,21 @@ FAIL = {
 }
 
 
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, and an output of it."""
+    folder = tmp_path_factory.mktemp("merged")
+    shutil.copytree(ROOT / "examples" / "tiny-run", folder / "run")
+    ckpt_cli.merge(folder / "run", folder / "old")
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def beside_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_the_run(merged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run, an output of it, and a Hub cache with one model."""
-    shutil.copytree(ROOT / "examples" / "tiny-run", tmp_path / "run")
-    ckpt_cli.merge(tmp_path / "run", tmp_path / "old")
+    shutil.copytree(merged, tmp_path, dirs_exist_ok=True)
+    manifest = tmp_path / "old" / "ckpt-manifest.json"
+    manifest.write_text(manifest.read_text().replace(str(merged), str(tmp_path)))
     (tmp_path / "hub" / "models--some--model").mkdir(parents=True)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)

@@ -280,15 +280,12 @@ def _difference(now: Tree, expected: Tree) -> str:
 
 
 def points(calls: int, spec: dict[str, Any], offset: int) -> Iterator[Point]:
-    """Every ``every``-th call with each of the failures, or with every second one in turn if ``halved``, and limits of file sizes.
-
-    Where there are fewer calls than ``every``, the one point of each failure is anywhere among them, another one for each scenario.
-    """
+    """Every ``every``-th call with each of the failures, or with every second one in turn if ``halved``, and limits of file sizes."""
     ways = [(failure, forever) for failure in spec["failures"] for forever in (spec["forever"] if failure > 0 else [failure == SHORT])]
     if spec["halved"]:  # of an errno either once or from then on
         ways = [way for number, way in enumerate(ways) if (number + number // 2 + offset) % 2 == 0]
     for failure, forever in ways:
-        for at in range(1 + 61 * offset % min(spec["every"], calls), calls + 1, spec["every"]):
+        for at in range(1 + offset % spec["every"], calls + 1, spec["every"]):
             yield Point(at, failure, forever)
             offset += 1
     yield from (Point(limit=limit) for limit in spec["limits"])

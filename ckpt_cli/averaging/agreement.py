@@ -40,9 +40,10 @@ def agree(
     """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) share.
 
     Floating tensors are averaged; others are copied if they are equal, integers that differ are the newest's (``strict``:
-    refused), quantised weights that differ are refused, and so are masks, indices and the like that say what floats mean. ``needed`` says which tensors a model of the common ones would lack, of those that
-    are left out: --intersect is no way out then. Raises DifferentTensors if names, shapes or dtypes differ, unless
-    ``intersect`` keeps the common part; Unsupported for quantised or compressed weights that differ.
+    refused), quantised weights that differ are refused, and so are masks, indices and the like that say what floats mean.
+    ``needed`` says which tensors a model of the common ones would lack, of those that are left out: --intersect is no way out
+    then. Raises DifferentTensors if names, shapes or dtypes differ, unless ``intersect`` keeps the common part; Unsupported for
+    quantised or compressed weights that differ.
     """
     differences = _differences(held, labels)
     common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]

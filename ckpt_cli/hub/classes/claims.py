@@ -242,7 +242,8 @@ def refuse_lacking(
             more = f"{_flags('--allow-missing', globs)} writes the folder without them"
             if base is None:
                 more = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {more}"
-        hint = hint if are_all else "; ".join(filter(None, (hint, more)))
+        another = "" if are_all else _of_another_model(made, names)
+        hint = hint if are_all else "; ".join(filter(None, (hint, f"{another}; if not, {more}" if another else more)))
     raise MissingTensors(
         message,
         details=details,
@@ -271,6 +272,15 @@ def _under_other_names(made: Claim, names: Mapping[str, Shape], trained: Collect
         return "", False
     alike = [name for name, shape in others.items() if shape in wanted.values()]
     return f"{few(grouped(alike), 3)} have the shapes of these: if they are meant, rename them with --key-map", False
+
+
+def _of_another_model(made: Claim, names: Mapping[str, Shape]) -> str:
+    """The hint that matrices without a place in a class that lacks others may be of another model, such as EAGLE's draft models."""
+    extra = () if made.fit is None or not _of_class(made) else [name for name in made.fit.extra if name in names]
+    if not any(len(names[name]) > 1 for name in extra):
+        return ""
+    text = f"{few(grouped(extra), 3)} {'has' if len(extra) == 1 else 'have'} no place in {made.named}, so that the weights may be those"
+    return f"{text} of another model than config.json names, such as a draft model, which its own program loads as they are"
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:

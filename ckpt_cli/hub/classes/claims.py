@@ -242,7 +242,7 @@ def refuse_lacking(
             more = f"{_flags('--allow-missing', globs)} writes the folder without them"
             if base is None:
                 more = f"--base DIR with {_flags('--carry-from-base', globs)} takes them from the base model; {more}"
-        another = "" if are_all else _of_another_model(made, names)
+        another = "" if hint else _of_another_model(made, names)
         hint = hint if are_all else "; ".join(filter(None, (hint, f"{another}; if not, {more}" if another else more)))
     raise MissingTensors(
         message,

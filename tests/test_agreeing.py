@@ -254,6 +254,48 @@ class TestQuantisedWeights:
         assert list(found.combinations) == ["norm.scale"]
         assert notes(found).keys() == {"newest-taken"}
 
+    @pytest.mark.parametrize("quantised", [False, True])
+    @pytest.mark.parametrize(
+        ("name", "companion", "floats"),
+        [
+            ("q.bitmask", torch.tensor([5, 6], dtype=torch.uint8), {"q.compressed": torch.ones(4)}),
+            ("q.mask", torch.tensor([True, False]), {"q.weight": torch.ones(4)}),
+            ("q.row_offsets", torch.tensor([0, 2]), {"q.compressed": torch.ones(4)}),
+            ("q.indices", torch.tensor([3, 4], dtype=torch.int32), {"q.centroids.weight": torch.ones(4)}),
+            ("q.Qidxs", torch.tensor([3, 4]), {"q.SU": torch.ones(4), "q.SV": torch.ones(4)}),
+            ("q.places", torch.tensor([3, 4]), {"q.codebook": torch.ones(4)}),
+            ("q.g_idx", torch.tensor([0, 1]), {"q.weight": torch.ones(4)}),
+            ("d2t", torch.tensor([0, 1]), {"lm_head.weight": torch.ones(4)}),
+        ],
+        ids=str,
+    )
+    def test_that_integers_give_a_meaning_to_need_the_same_integers(
+        self, name: str, companion: torch.Tensor, floats: Model, quantised: bool
+    ) -> None:
+        model = {name: companion, **floats, "norm.weight": torch.ones(4)}
+        error = refused({**model, name: companion.flip(0)}, model, quantised=quantised)
+        assert isinstance(error, Unsupported)
+        assert error.tensor == name
+        assert agreed(model, model, quantised=quantised).combinations.keys() >= {"norm.weight"}
+
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [
+            ("bn.num_batches_tracked", torch.tensor(3)),
+            ("gate.token_counts", torch.tensor([3, 4])),
+            ("gate.tokens_per_expert", torch.tensor([3, 4])),
+            ("vq.code_usage", torch.tensor([3, 4])),
+            ("embeddings.position_ids", torch.tensor([[0, 1]])),
+        ],
+        ids=str,
+    )
+    def test_are_no_statistics_of_integers(self, name: str, values: torch.Tensor) -> None:
+        module = name.rpartition(".")[0]
+        model = {name: values, f"{module}.weight": torch.ones(4), f"{module}.table": torch.ones(2)}
+        found = agreed({**model, name: values + 1}, model)
+        assert found.combinations.keys() == model.keys() - {name}
+        assert notes(found).keys() == {"newest-taken"}
+
     def test_of_float8_mean_nothing_even_without_scales(self) -> None:
         model = {"w": torch.ones(4).to(torch.float8_e5m2)}
         assert agreed(model).combinations == {}

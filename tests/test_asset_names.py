@@ -97,7 +97,7 @@ class TestNames:
     def test_that_any_run_has_are_quiet(self, name: str) -> None:
         assert not is_unknown(name)
 
-    @pytest.mark.parametrize("name", ["ice_text.model", "action_statistics.json", "quantize_config.json", "codes.bpe", "words.vocab"])
+    @pytest.mark.parametrize("name", ["ice_text.model", "action_statistics.json", "codes.bpe", "words.vocab"])
     def test_that_a_loader_may_read_are_not(self, name: str) -> None:
         assert is_unknown(name)
 

@@ -30,6 +30,7 @@ from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, compared, known_class
 from ckpt_cli.hub.classes.known_names import FILE, class_names, fitting_class
 from tests.architectures import COMPILED, MODELS, answered_here, build
+from tests.cli import ckpt_fork as ckpt
 from tests.tensors import Tensors, differences, load
 
 Rename = Callable[[str], str]
@@ -335,6 +336,19 @@ class TestTensorsThatTheClassNeeds:
         assert ckpt_cli.verify(tmp_path / "out", against=run).exit_code == 0
         ckpt_cli.average([run, run], tmp_path / "average", base=base, carry_from_base=lost)
         assert differences(load(tmp_path / "average"), load(tmp_path / "out")) == []
+
+    @pytest.mark.parametrize("of", ["another model", "the model"])
+    def test_beside_matrices_without_a_place_may_be_those_of_another_model(self, tmp_path: Path, of: str) -> None:
+        """EAGLE's draft models have the config of what they draft for, a matrix of their own, and less of the rest."""
+        base, tensors = saved_by(tmp_path)
+        own = {"fc.weight": torch.ones(4, 8)} if of == "another model" else {}
+        run = trained(tmp_path / "run", base, {**without(tensors, LOST[0]), **own})
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(run, tmp_path / "out", base=base)
+        assert ("fc.weight has no place in" in str(caught.value.hint)) == bool(own)
+        save_file({**without(load(base), LOST[0]), **own}, base / "model.safetensors", metadata={"format": "pt"})
+        told = ckpt("verify", str(base))
+        assert ("unless the weights are those of another model" in f"{told.out}{told.err}") == bool(own)
 
     def test_patterns_that_carry_nothing(self, tmp_path: Path) -> None:
         base, tensors = saved_by(tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, NotFound, NotRecognised, Unsupported
@@ -311,6 +312,28 @@ class TestOtherAverages:
         for kind, wanted in (("current", MODEL), ("ema", AVERAGE), ("model", AVERAGE)):
             ckpt_cli.merge(tmp_path / "model.ckpt", tmp_path / kind, type=kind)
             assert differences(load(tmp_path / kind), wanted) == []
+
+    @pytest.mark.parametrize("active", [True, False])
+    @pytest.mark.parametrize("form", [dict, list])
+    @pytest.mark.parametrize("kind", ["file", "DCP"])
+    def test_of_composer_are_exchanged_with_the_model_where_it_says_so(self, tmp_path: Path, kind: str, form: type, active: bool) -> None:
+        second = {"named_parameters_dict": MODEL if active else AVERAGE, "named_buffers_dict": {}}
+        algorithms = form({"EMA": {"repr": "EMA", "ema_weights_active": active, "ema_model": second}}.items())
+        content = {"state": {"model": AVERAGE if active else MODEL, "algorithms": algorithms, "run_name": "x"}}
+        path = tmp_path / ("ep1-ba10.pt" if kind == "file" else "ep1-ba10")
+        if kind == "file":
+            torch.save(content, path)
+        else:
+            save_dcp(content, checkpoint_id=path, no_dist=True)
+        result = ckpt_cli.merge(path, tmp_path / "out")
+        assert ("averaged" in codes(result, "warning")) == active
+        assert differences(load(tmp_path / "out"), AVERAGE if active else MODEL) == []
+        if kind == "DCP" and form is list:
+            return  # an object, of which nothing is read
+        other = "current" if active or kind == "DCP" else "ema"
+        result = ckpt_cli.merge(path, tmp_path / other, type=other)
+        assert differences(load(tmp_path / other), MODEL if active else AVERAGE) == []
+        assert ("averaged" in codes(result, "warning")) == (other == "current" and not active)
 
     @pytest.mark.parametrize("key", ["swa_model", "model_avg", "averaged_model"])
     def test_that_are_no_ema_go_by_their_key(self, tmp_path: Path, key: str) -> None:

@@ -513,6 +513,54 @@ class TestRefusals:
         assert isinstance(self.merge(tmp_path, SMALL, lora="melt"), UsageError)
 
 
+class TestOtherNamesAndForms:
+    """Tinker's adapters look like PEFT's, with other names of some modules, and factors of experts as stacks."""
+
+    def saved(self, folder: Path, **factors: tuple[torch.Tensor, torch.Tensor]) -> Path:
+        folder.mkdir()
+        tensors = {
+            f"base_model.model.{name}.lora_{which}.weight": f for name, ab in factors.items() for which, f in zip("AB", ab, strict=True)
+        }
+        save_file(tensors, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(
+            json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": "all-linear"})
+        )
+        return folder
+
+    def base(self, folder: Path) -> Path:
+        folder.mkdir()
+        weights = {"model.layers.0.self_attn.k_proj.weight": torch.zeros(4, 6), "lm_head.weight": torch.zeros(8, 6)}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    @pytest.mark.parametrize(
+        ("name", "owner", "rows"),
+        [("model.unembed_tokens", "lm_head", 8), ("model.layers.0.attn.k_proj", "model.layers.0.self_attn.k_proj", 4)],
+    )
+    def test_a_module_of_another_name_is_pointed_at(self, tmp_path: Path, name: str, owner: str, rows: int) -> None:
+        base, factors = self.base(tmp_path / "base"), (torch.ones(2, 6), torch.ones(rows, 2))
+        with pytest.raises(Undecidable) as caught:
+            ckpt_cli.merge(self.saved(tmp_path / "adapter", **{name: factors}), tmp_path / "out", base=base)
+        assert f"if it is that of {owner}, rename its tensors" in str(caught.value.hint)
+        ckpt_cli.merge(self.saved(tmp_path / "renamed", **{owner: factors}), tmp_path / "out", base=base)
+        assert torch.equal(load(tmp_path / "out")[f"{owner}.weight"], torch.full((rows, 6), 2.0))
+
+    def test_a_module_that_no_model_has_is_not_sent_to_peft(self, tmp_path: Path) -> None:
+        adapter = self.saved(tmp_path / "adapter", **{"model.other": (torch.ones(2, 6), torch.ones(5, 2))})
+        with pytest.raises(Undecidable) as caught:
+            ckpt_cli.merge(adapter, tmp_path / "out", base=self.base(tmp_path / "base"))
+        assert "PEFT leaves out what has none: fuse it with the program that trained it" in str(caught.value.hint)
+
+    @pytest.mark.parametrize("shapes", [((1, 2, 6), (4, 5, 2)), ((4, 2, 6), (1, 5, 2)), ((4, 2, 6), (4, 5, 2))])
+    def test_stacks_of_factors_are_no_part_of_one_rank(self, tmp_path: Path, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+        first, second = (torch.ones(shape) for shape in shapes)
+        adapter = self.saved(tmp_path / "adapter", **{"model.layers.0.mlp.experts.w1": (first, second)})
+        with pytest.raises(Unsupported, match="are stacks of factors") as caught:
+            ckpt_cli.merge(adapter, tmp_path / "out", base=self.base(tmp_path / "base"))
+        assert "--lora keep" in str(caught.value.hint)
+        ckpt_cli.merge(adapter, tmp_path / "kept", lora="keep")
+
+
 ALONE = {name: tensor for name, tensor in SMALL.items() if "lora" in name}
 HALVES = {
     "A of one rank": {"m.lora_A.default.weight": torch.ones(1, 6)},

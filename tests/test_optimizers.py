@@ -322,8 +322,15 @@ class Place:
         self.result = ckpt_cli.extract_state(self.checkpoint, self.output, optimizer=True)
         content: dict[str, Any] = json.loads((self.output / "optimizer.json").read_text())
         tensors = load(self.output / "optimizer.safetensors")
-        for slots in content["state"].values():
-            slots |= {slot: tensors.pop(value["tensor"]) for slot, value in slots.items() if isinstance(value, dict) and "tensor" in value}
+
+        def value(entry: Any) -> Any:
+            if isinstance(entry, list):
+                return [value(item) for item in entry]
+            if not isinstance(entry, dict):
+                return entry
+            return tensors.pop(entry["tensor"]) if "tensor" in entry else {kind: value(item) for kind, item in entry.items()}
+
+        content["state"] = {name: {slot: value(entry) for slot, entry in slots.items()} for name, slots in content["state"].items()}
         assert tensors == {}
         return content
 

@@ -54,6 +54,27 @@ class TestFilesOfABase:
         (tmp_path / "out" / name).write_text("{}")
         assert ("no-scales", name) in {(item.code, item.file) for item in ckpt_cli.verify(tmp_path / "out").findings}
 
+    @pytest.mark.parametrize("quantised", [True, False])
+    def test_that_say_how_weights_are_quantised_are_written_with_them_alone(self, quantised: bool, tmp_path: Path) -> None:
+        """ModelOpt says it in a file beside config.json only."""
+        run = tiny.folder(tmp_path / "run", None, tiny.classless(), files={"hf_quant_config.json": {"quantization": {"quant_algo": "FP8"}}})
+        tensors = {"a.weight": torch.ones(2, 2, dtype=torch.float8_e4m3fn if quantised else torch.float32)}
+        tensors |= {"a.weight_scale": torch.ones(())} if quantised else {}
+        save_file(tensors, run / "model.safetensors", metadata={"format": "pt"})
+        for made in (ckpt_cli.merge(run, tmp_path / "out"), ckpt_cli.average([run, run], tmp_path / "mean")):
+            assert (Path(made.outputs[0].output) / "hf_quant_config.json").exists() == quantised
+            assert ("no-scales" in told(made)) != quantised
+
+    @pytest.mark.parametrize(
+        "names", [("compressed", "bitmask", "shape"), ("compressed", "row_offsets"), ("indices", "centroids.weight")], ids=str
+    )
+    def test_compressed_weights_need_no_scales(self, names: tuple[str, ...], tmp_path: Path) -> None:
+        config = {**tiny.classless(), "quantization_config": {"quant_method": "compressed-tensors"}}
+        run = tiny.folder(tmp_path / "run", None, config)
+        save_file({f"layers.0.q.{name}": torch.ones(2) for name in names}, run / "model.safetensors", metadata={"format": "pt"})
+        assert "no-scales" not in told(ckpt_cli.merge(run, tmp_path / "out"))
+        assert "no-scales" not in {item.code for item in ckpt_cli.verify(tmp_path / "out").findings}
+
     def test_that_say_how_it_is_quantised_go_with_weights_that_are(self, tmp_path: Path) -> None:
         base = tiny.folder(tmp_path / "base", None, tiny.classless(), files={SETTINGS[0]: {"bits": 8}})
         tensors = {"a.weight": torch.ones(2, 2, dtype=torch.float8_e4m3fn), "a.weight_scale": torch.ones(())}

@@ -702,3 +702,51 @@ class TestPartsOfTorchtune:
 
     def test_the_first_alone_may_be_all(self, tmp_path: Path) -> None:
         assert part_error(put(tmp_path / "hf_model_0001_3.pt"), Folders()) is None
+
+
+class TestNumbersWithGaps:
+    """``model_0.pt``, ``model_50.pt``, ``model_100.pt`` of rsl_rl are steps."""
+
+    def test_of_whole_files_are_steps_and_each_can_be_merged(self, tmp_path: Path) -> None:
+        paths = [put(tmp_path / f"model_{step}.pt", {"model_state_dict": WEIGHTS, "iter": step}) for step in (0, 50, 100)]
+        with pytest.raises(PartOfSet, match="they are steps rather than ranks") as caught:
+            ckpt_cli.merge(tmp_path, tmp_path / "out")
+        assert caught.value.hint == f"pass one of them, such as {paths[-1]}"
+        (component,) = ckpt_cli.detect(tmp_path).checkpoint.components
+        assert "missing" not in str(component.problem)
+        ckpt_cli.merge(paths[-1], tmp_path / "out")
+        assert load(tmp_path / "out").keys() == WEIGHTS.keys()
+
+    @pytest.mark.parametrize("steps", [(0, 1), (0, 2)])
+    def test_that_ranks_may_have_too_are_not_called_steps(self, steps: tuple[int, ...], tmp_path: Path) -> None:
+        for step in steps:
+            put(tmp_path / f"model_{step}.pt")
+        with pytest.raises(PartOfSet, match="says how many ranks there are"):
+            ckpt_cli.merge(tmp_path, tmp_path / "out")
+
+    def test_of_files_with_other_tensors_are_not_called_steps(self, tmp_path: Path) -> None:
+        for number in (0, 50, 100):
+            put(tmp_path / f"model_{number}.pt", {f"layers.{number}.weight": torch.ones(2, 2)})
+        with pytest.raises(PartOfSet, match="says how many ranks there are"):
+            ckpt_cli.merge(tmp_path, tmp_path / "out")
+
+
+class TestOneRank:
+    """TensorRT-LLM counts ranks in config.json."""
+
+    @pytest.mark.parametrize("config", [{"world_size": 1, "mapping": {"world_size": 1}}, {"world_size": 1}, {"mapping": {"world_size": 1}}])
+    def test_alone_is_a_whole_model_where_the_config_counts_one(self, config: dict[str, Any], tmp_path: Path) -> None:
+        path = put(tmp_path / "run" / "rank0.safetensors")
+        (path.parent / "config.json").write_text(json.dumps(config))
+        for number, given in enumerate((path, path.parent)):
+            ckpt_cli.merge(given, tmp_path / f"out{number}")
+            assert load(tmp_path / f"out{number}").keys() == WEIGHTS.keys()
+        assert ckpt_cli.verify(path.parent).exit_code == 0
+        put(path.with_name("rank1.safetensors"))
+        assert part_error(path, Folders()) is not None
+
+    @pytest.mark.parametrize("config", ["{}", "[]", "no json", '{"world_size": 2}', '{"world_size": 1, "mapping": {"world_size": 2}}'])
+    def test_alone_is_a_part_where_the_config_does_not_say_so(self, config: str, tmp_path: Path) -> None:
+        path = put(tmp_path / "rank0.safetensors")
+        (tmp_path / "config.json").write_text(config)
+        assert part_error(path, Folders()) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.dtypes import quantised_names
 from ckpt_cli.hub.second_component import RECOMPUTED, STATISTICS
@@ -39,9 +40,10 @@ def agree(
     """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) share.
 
     Floating tensors are averaged; others are copied if they are equal, integers that differ are the newest's (``strict``:
-    refused), quantised weights that differ are refused. ``needed`` says which tensors a model of the common ones would lack, of those that
-    are left out: --intersect is no way out then. Raises DifferentTensors if names, shapes or dtypes differ, unless
-    ``intersect`` keeps the common part; Unsupported for quantised weights that differ.
+    refused), quantised weights that differ are refused, and so are masks, indices and the like that say what floats mean.
+    ``needed`` says which tensors a model of the common ones would lack, of those that are left out: --intersect is no way out
+    then. Raises DifferentTensors if names, shapes or dtypes differ, unless ``intersect`` keeps the common part; Unsupported for
+    quantised or compressed weights that differ.
     """
     differences = _differences(held, labels)
     common = [name for name in held[-1] if all(name in tensors for tensors in held) and name not in differences]
@@ -82,6 +84,14 @@ def agree(
                 tensor=name,
                 expected="equal values in all checkpoints, or weights that are not quantised",
                 hint="average the checkpoints from before quantisation, or leave the tensor out with --exclude",
+            )
+        floats = leaning(name, held[-1])
+        if floats is not None:
+            raise Unsupported(
+                f"it says what {printable(floats)} means, and those of {labels[differing]} and {labels[-1]} differ",
+                tensor=name,
+                expected="equal values in all checkpoints, or weights that are not compressed",
+                hint="average the checkpoints from before compression, or leave both out with --exclude",
             )
         if strict:
             raise DifferentTensors(

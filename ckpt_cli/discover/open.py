@@ -45,8 +45,8 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import Manifest, watched_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import ranks_of
-from ckpt_cli.formats.base import ReadOptions, ShardOrder
-from ckpt_cli.formats.registry import describe
+from ckpt_cli.formats.base import ReadOptions, ShardOrder, are_apart
+from ckpt_cli.formats.registry import describe, format_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
@@ -205,7 +205,9 @@ def listed_component(place: Place) -> ComponentInfo:
     match = place.match
     missing = match.missing_ranks
     problem = match.trouble.message if match.trouble else None
-    if missing and problem is None:
+    if missing and problem is None and match.world_size is None and format_of(match).is_unsure and are_apart(match.ranks):
+        problem = f"{len(match.files)} files whose numbers have gaps: what is in them tells whether they are steps or ranks"
+    elif missing and problem is None:
         problem = f"{ranks_of(missing, match.world_size or max(match.ranks) + 1)} missing"
     return ComponentInfo(
         name=place.name,

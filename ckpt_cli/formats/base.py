@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,15 @@ MEANINGS = {
     "verl family": "verl, or a trainer whose files have the same names",
 }
 """Words of ours (components, formats, trainers) that do not explain themselves: a screen says what they mean."""
+
+
+def are_apart(numbers: Collection[int]) -> bool:
+    """Whether more of some numbers are missing than there are, as of steps 0, 50 and 100.
+
+    >>> are_apart([0, 50, 100]), are_apart([0, 2]), are_apart([0])
+    (True, False, False)
+    """
+    return max(numbers, default=0) + 1 > 2 * len(numbers) > 2
 
 
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:

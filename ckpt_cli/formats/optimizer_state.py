@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, reading
+from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
-from ckpt_cli.files.torch_file import TorchFile
-from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
-from ckpt_cli.names import check_name
-from ckpt_cli.tensors.plain_values import ValueReader, equal, to_json
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
+from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, LocalReader, ShardedLocal
+from ckpt_cli.names import check_name, plural
+from ckpt_cli.tensors.plain_values import Unrepresented, ValueReader, equal, to_json
 from ckpt_cli.tensors.tensor import Tensor
 
 OPTIMIZER = re.compile(r"optim(izer)?s?(_\w+)?")
@@ -28,14 +28,27 @@ OPTIMIZER = re.compile(r"optim(izer)?s?(_\w+)?")
 TRAIN_MODE, POINT = "train_mode", "z"
 """The option of a schedule-free optimizer that says which weights the model holds, and the slot that the others are computed with."""
 
+INSIDE = "."
+"""Between a slot and the place in it of a tensor that is one of several there, such as ``Q.0``: slots of files have none."""
+
 Parameter = int | str
 Group = dict[str, Any]
 """Options of a parameter group, and its "params"."""
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Stands in a plain value for a tensor that is kept under a slot of its own: ``Q.0`` for the first of the list ``Q``."""
+
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
 class NamedState:
-    """An optimizer whose state is whole and by name: tensors and plain values by (name, slot), and the groups."""
+    """An optimizer whose state is whole and by name: tensors and plain values by (name, slot), and the groups.
+
+    Where a slot has lists or dicts of tensors (SOAP, PSGD, Shampoo), the value of the slot is these with `Held` in place of the tensors.
+    """
 
     tensors: Mapping[tuple[str, str], Tensor]
     values: Mapping[tuple[str, str], Any]
@@ -105,7 +118,10 @@ def holds_optimizer(path: Path, files: Files) -> bool:
 
 
 def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
-    """The entries of one file; the state may lie below a key of its own. Raises CorruptFile if it is not an optimizer's."""
+    """The entries of one file; the state may lie below a key of its own.
+
+    Raises CorruptFile if it is not an optimizer's, Unsupported if it is that of several.
+    """
     file = TorchFile(files.source(path))
     with reading(path):
         root = file.root
@@ -114,6 +130,7 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
         root = above[key] if key is not None and "state" not in above else root
         root = root[0] if isinstance(root, list) and len(root) == 1 else root
         entries = as_dict(root)
+        _refuse_several(root)
         if entries is None:
             raise CorruptFile("the file holds no optimizer state", expected='a dict with "state" and "param_groups"')
         values = ValueReader(file)
@@ -123,14 +140,51 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
         reader = LocalReader(file, rank)
         tensors: dict[tuple[Parameter, str], Local] = {}
         plain: dict[tuple[Parameter, str], Any] = {}
+        slots = ValueReader(file, reader.read)
         for (parameter, slot), node in state.items():
             with reading(path, tensor=f"state.{parameter}.{slot}"):
-                local = reader.read(node)
-            if local is not None:
-                tensors[parameter, slot] = local
-            else:
-                plain[parameter, slot] = values.read(node)
+                held: dict[str, Local] = {}
+                value = parted(slots.read(node), slot, held)
+            tensors |= {(parameter, place): local for place, local in held.items()}
+            if value != Held(slot):
+                plain[parameter, slot] = value
         return RankEntries(rank, path, tensors, plain, groups, file.fingerprint)
+
+
+def parted(value: Any, place: str, held: dict[str, Any]) -> Any:
+    """A value with `Held` for each tensor in it; ``held`` gets these under their places, which begin with ``place``.
+
+    Raises CorruptFile if two of them have one place: keys may be numbers, or have dots.
+    """
+    if isinstance(value, (StoredTensor, DistributedLocal, ShardedLocal, Tensor)):
+        if place in held:
+            raise CorruptFile(f"a state of the optimizer has a name that cannot be told from others: {place[:100]!r}")
+        held[place] = value
+        return Held(place)
+    if isinstance(value, dict):
+        # What is below a key that is lost is lost with it.
+        return {k: None if isinstance(k, Unrepresented) else parted(v, f"{place}{INSIDE}{k}", held) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(parted(item, f"{place}{INSIDE}{index}", held) for index, item in enumerate(value))
+    return value
+
+
+def is_inside(slot: str) -> bool:
+    """Whether a slot is a place in a list or a dict of tensors, which need not have the shape of the parameter."""
+    return INSIDE in slot
+
+
+def _refuse_several(root: Any) -> None:
+    """Raise Unsupported for a list of optimizers, or a dict of lists of them, as torchao's CPUOffloadOptimizer writes."""
+    above = as_dict(root)
+    lists = [root] if above is None else [] if "param_groups" in above else list(above.values())
+    several = [each for held in lists if isinstance(held, list) for each in held if "param_groups" in (as_dict(each) or {})]
+    if several:
+        raise Unsupported(
+            f"the file holds the states of {plural(len(several), 'optimizer')}, each with numbers of its own: nothing tells whose they are",
+            expected='one optimizer: a dict with "state" and "param_groups"',
+            hint="leave out --optimizer",
+        )
 
 
 def numbered_entries(state: NamedState, path: Path) -> RankEntries | None:
@@ -139,7 +193,7 @@ def numbered_entries(state: NamedState, path: Path) -> RankEntries | None:
     Raises CorruptFile if numbers and names are mixed, or if a state belongs to no group.
     """
     listed = [parameter for group in state.groups for parameter in group["params"]]
-    keys = [*state.tensors, *state.values]
+    keys = [*(key for key in state.tensors if not is_inside(key[1])), *state.values]
     digits = all(name.isascii() and name.isdecimal() for name, _ in keys)
     if not any(type(parameter) is int for parameter in listed) and (listed or not keys or not digits):
         return None
@@ -162,7 +216,7 @@ def _check_parameters(state: Mapping[tuple[Parameter, str], Any], groups: Sequen
         raise CorruptFile("the optimizer's groups list numbers and names")
     if not listed and any(isinstance(parameter, int) for parameter, _ in state):
         raise CorruptFile("the optimizer has numbered states and no parameter groups")
-    mixed = next((f"{parameter}.{slot}" for parameter, slot in state if "." in slot or "\0" in f"{parameter}{slot}"), None)
+    mixed = next((f"{parameter}.{slot}" for parameter, slot in state if INSIDE in slot or "\0" in f"{parameter}{slot}"), None)
     if mixed is not None:
         raise CorruptFile(f"a state of the optimizer has a name that cannot be told from others: {mixed[:100]!r}")
     stray = next((parameter for parameter, _ in state if parameter not in known), None) if listed else None

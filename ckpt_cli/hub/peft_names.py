@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
@@ -249,6 +250,13 @@ def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
         raise Inconsistent(f"there are {magnitude.numel} magnitudes, but lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)
     ranks = adapter.a.shape[0], adapter.b.shape[1]
     grouped = len(adapter.b.shape) > 2 and ranks[0] % ranks[1] == 0
+    if ranks[0] != ranks[1] and _are_stacked(adapter.a.shape, adapter.b.shape):
+        raise Unsupported(
+            f"lora_A {shape_text(adapter.a.shape)} and lora_B {shape_text(adapter.b.shape)} are stacks of factors, for one expert each",
+            tensor=f"{PREFIX}{path}",
+            expected="two matrices, as PEFT has them",
+            hint="fuse it with the program that trained it, or pass --lora keep to write the tensors as they are",
+        )
     if ranks[0] != ranks[1] and not grouped:
         raise Inconsistent(
             f"lora_A has rank {ranks[0]} and lora_B rank {ranks[1]}",
@@ -262,6 +270,11 @@ def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
 def _rests(rest: str) -> tuple[str, str]:
     """What may be the name of a tensor within a module that was trained as a whole: all of it, or what follows the adapter's name."""
     return rest, rest.partition(".")[2]
+
+
+def _are_stacked(a: Shape, b: Shape) -> bool:
+    """Whether factors are [E, r, in] and [E, out, r], where experts may share one of them, as Tinker has it: E is 1 there."""
+    return len(a) == len(b) == 3 and a[1] == b[2] and (a[0] == b[0] or 1 in (a[0], b[0]))
 
 
 def _without_base(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,10 @@ from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
+
+NUMBERS = re.compile(r"(?<=\.)[0-9]+(?=\.)")
+UNEMBEDDING = re.compile(r"unembed|head|output", re.IGNORECASE)
+"""In names that programs other than transformers give an output head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +216,30 @@ def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
             "the weight that this adapter belongs to is not here",
             tensor=f"{PREFIX}{adapter.path}",
             expected=f"{adapter.module}.weight, or fused experts in {adapter.module} that these factors fit",
-            hint="pass --lora export, without --base, and fuse it with PEFT",
+            hint=_no_weight_hint(adapter, tensors),
         )
     if len(found) > 1:
         raise Undecidable(
             f"the adapter fits {few(found)}", tensor=f"{PREFIX}{adapter.path}", hint="pass --lora export, and fuse it with PEFT"
         )
     return found[0]
+
+
+def _no_weight_hint(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
+    """What can be done about an adapter without its weight. PEFT leaves out adapters of modules that a model has not."""
+    if any(name.startswith(f"{adapter.module}.") for name in tensors):
+        return "pass --lora export, without --base, and fuse it with PEFT"
+    leaf, sides = adapter.module.rpartition(".")[2], (adapter.b.shape[0], math.prod(adapter.a.shape[1:]))
+    numbers = NUMBERS.findall(adapter.module)
+    alike = [
+        name
+        for name, tensor in tensors.items()
+        if tensor.shape == sides
+        and NUMBERS.findall(name) == numbers
+        and (name.endswith(f".{leaf}.weight") or (UNEMBEDDING.search(leaf) and last_two(name) in HEADS))
+    ]
+    there = f"if it is that of {alike[0].removesuffix('.weight')}, rename its tensors in the adapter's file; otherwise " if alike else ""
+    return f"the model has no module of this name, and PEFT leaves out what has none: {there}fuse it with the program that trained it"
 
 
 def _candidates(adapter: Adapter, tensors: Mapping[str, Tensor]) -> list[str]:

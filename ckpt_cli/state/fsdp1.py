@@ -12,12 +12,12 @@ from ckpt_cli.errors import Inconsistent, MissingShard, Undecidable, reading
 from ckpt_cli.files.torch_file import StoredTensor
 from ckpt_cli.formats.assembly import ranks_of, tiled
 from ckpt_cli.formats.flat import FlatRange, range_pieces
-from ckpt_cli.formats.optimizer_state import NamedState, RankEntries
+from ckpt_cli.formats.optimizer_state import NamedState, RankEntries, is_inside
 from ckpt_cli.names import plural
 from ckpt_cli.state.fsdp1_units import find_units, unproved
-from ckpt_cli.state.numbered import candidates_of, is_cut
+from ckpt_cli.state.numbered import candidates_of
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
-from ckpt_cli.state.slot_shapes import Slots
+from ckpt_cli.state.slot_shapes import Slots, is_cut
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -43,6 +43,14 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
     if len(ranks[0].groups) > 1:
         raise Undecidable(
             "the flat parameters of FSDP1 are in several groups, and their numbers do not tell which unit comes first",
+            path=ranks[0].path,
+            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+        )
+    several = next((f"state.{parameter}.{slot}" for entries in ranks for parameter, slot in entries.tensors if is_inside(slot)), None)
+    if several is not None:
+        raise Undecidable(
+            "lists of tensors do not show which part of a flat parameter of FSDP1 each belongs to",
+            tensor=several,
             path=ranks[0].path,
             hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
         )

@@ -10,13 +10,13 @@ from pathlib import Path
 from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import Inconsistent, Undecidable
-from ckpt_cli.formats.optimizer_state import RankEntries
+from ckpt_cli.formats.optimizer_state import RankEntries, is_inside
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, plural, printable, stripped_names
 from ckpt_cli.state.parameter_order import name_parameters
-from ckpt_cli.state.slot_shapes import Slots, check_shapes, fits, shapes_of
+from ckpt_cli.state.slot_shapes import Slots, check_shapes, fits, is_cut, is_whole, shapes_of
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.tensor import Tensor
@@ -33,10 +33,6 @@ def candidates_of(model: OpenedComponent) -> dict[str, Tensor]:
     return floats
 
 
-def is_cut(tensor: Tensor) -> bool:
-    return tensor.kind in ("sharded", "strided")
-
-
 def check_order(component: Component) -> None:
     """Raise Undecidable for formats that do not keep the order of the model."""
     kept = format_of(component).keeps_order
@@ -51,14 +47,16 @@ def check_order(component: Component) -> None:
 
 def belongs(slot: str, tensor: Tensor, parameter: Tensor) -> bool:
     """Whether a state can be a parameter's: one number, or of a shape that fits and as much cut into shards."""
+    if is_inside(slot):
+        return is_whole(slot, tensor, parameter.shape)
     return tensor.shape == () or (fits(slot, tensor.shape, parameter.shape) and is_cut(tensor) == is_cut(parameter))
 
 
 def named_by_shapes(slots: Slots, candidates: Mapping[str, Tensor], groups: Sequence[Sequence[int]]) -> dict[int, str] | None:
     """Number -> name by `name_parameters`; None if slots of one parameter have different shapes, which tell nothing then."""
     known: dict[int, Shape] = {}
-    for (parameter, _), tensor in slots.items():
-        if tensor.shape:
+    for (parameter, slot), tensor in slots.items():
+        if tensor.shape and not is_inside(slot):
             # Whether it is cut counts like a dimension.
             shape = (int(is_cut(tensor)), *tensor.shape)
             if known.setdefault(int(parameter), shape) != shape:

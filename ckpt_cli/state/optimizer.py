@@ -41,7 +41,6 @@ from ckpt_cli.state.numbered import (
     check_order,
     check_recorded,
     check_some_recorded,
-    is_cut,
     named_by_shapes,
     named_numbers,
     order_notes,
@@ -50,7 +49,7 @@ from ckpt_cli.state.numbered import (
     undecided,
 )
 from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
-from ckpt_cli.state.slot_shapes import Slots, check_shapes, slot_notes
+from ckpt_cli.state.slot_shapes import Slots, check_shapes, is_cut, slot_notes
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
 

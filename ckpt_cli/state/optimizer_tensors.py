@@ -1,17 +1,23 @@
-"""An optimizer as tensors by parameter and slot, and what optimizer.json says of it."""
+"""An optimizer as tensors by parameter and slot, and what optimizer.json says of it.
+
+What JSON has no form of is an object of one key there: ``{"tensor": name}``, ``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``,
+``{"float": "inf"}``, and ``{"values": {"dtype", "shape", "numbers"}}`` for a small tensor of which no file has the bytes alone.
+docs/state.md builds them again.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpt_cli.errors import Inconsistent
-from ckpt_cli.formats.optimizer_state import NamedState
+from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
+from ckpt_cli.formats.optimizer_state import Held, NamedState, is_inside
 from ckpt_cli.names import stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import unequal_copies
-from ckpt_cli.tensors.plain_values import unrepresented
+from ckpt_cli.tensors.plain_values import MAX_IN_JSON, TensorValue, Unrepresented, unrepresented
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -52,14 +58,41 @@ def optimizer_of(layout: str, held: NamedState, notes: Sequence[Note], assumed: 
     state: dict[str, dict[str, Any]] = {}
     for (parameter, slot), tensor in held.tensors.items():
         name = f"state.{clean[parameter]}.{slot}"
+        if name in tensors:
+            raise CorruptFile("two states of the optimizer have one name", tensor=name, hint="leave out --optimizer")
         tensors[name] = replace(tensor, name=name)
-        state.setdefault(clean[parameter], {})[slot] = {"tensor": name}
+        if not is_inside(slot):
+            state.setdefault(clean[parameter], {})[slot] = {"tensor": name}
     for (parameter, slot), value in held.values.items():
-        state.setdefault(clean[parameter], {})[slot] = value
-    groups = [{**_without_names(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
+        state.setdefault(clean[parameter], {})[slot] = _built(value, f"state.{clean[parameter]}")
+    groups = [{**_options(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
     return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes), assumed)
 
 
-def _without_names(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a group without the names that torch >= 2.6 records; the output has its own."""
-    return {key: value for key, value in group.items() if key != "param_names"}
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group, whose tuples become lists, without the names that torch >= 2.6 records; the output has its own."""
+    options = {key: value for key, value in group.items() if key not in ("param_names", "params")}
+    return {key: _built(list(value) if isinstance(value, tuple) else value, "") for key, value in options.items()}
+
+
+def _built(value: Any, owner: str) -> Any:
+    """A value of which JSON can be made, and of that the value again; ``owner`` begins the names of its tensors."""
+    if isinstance(value, Held):
+        return {"tensor": f"{owner}.{value.slot}"}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, TensorValue) and math.prod(value.shape) > MAX_IN_JSON:
+        return Unrepresented(f"a tensor of shape {list(value.shape)}, which is larger than optimizer.json takes")
+    if isinstance(value, TensorValue) and value.shape:
+        try:
+            numbers = value.numbers()
+        except Unsupported:
+            return Unrepresented(f"a tensor of dtype {value.dtype.torch} by value")
+        return {"values": {"dtype": value.dtype.torch, "shape": list(value.shape), "numbers": numbers}}
+    if isinstance(value, tuple):
+        return {"tuple": [_built(item, owner) for item in value]}
+    if isinstance(value, list):
+        return [_built(item, owner) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[key, _built(item, owner)] for key, item in value.items()]}
+    return value

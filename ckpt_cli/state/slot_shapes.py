@@ -12,6 +12,7 @@ from pathlib import Path
 from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import CkptError, Inconsistent, Undecidable
+from ckpt_cli.formats.optimizer_state import is_inside
 from ckpt_cli.names import few, plural, stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -41,12 +42,28 @@ def fits(slot: str, shape: Shape, parameter: Shape) -> bool:
     return slot in FACTORED and len(parameter) > 1 and shape == FACTORED[slot](parameter)
 
 
+def is_whole(slot: str, tensor: Tensor, parameter: Shape) -> bool:
+    """Whether a slot is whole, by its shape or, of one of several tensors in a slot, by who wrote it.
+
+    Such tensors (the matrices of SOAP, PSGD and Shampoo) have a side of the parameter, of several of its sides taken as one, or of a block:
+    what one process wrote, or placements put together, is whole; what several hold alike is so if its sides are sides of the parameter.
+    """
+    if not is_inside(slot):
+        return fits(slot, tensor.shape, parameter)
+    return is_cut(tensor) or not tensor.copies or {*tensor.shape} <= {1, *parameter}
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether several ranks held parts of a tensor."""
+    return tensor.kind in ("sharded", "strided")
+
+
 def check_shapes(slots: Slots, shapes: Mapping[str, Shape], path: Path) -> None:
     """Raise Inconsistent for a slot that does not fit its parameter; ``shapes`` are those of parameters, under names without wrappers."""
     clean = stripped_names(name for name, _ in slots)
     for (name, slot), tensor in slots.items():
         shape = shapes.get(clean[name])
-        if shape is not None and not fits(slot, tensor.shape, shape):
+        if shape is not None and not is_whole(slot, tensor, shape):
             raise Inconsistent(
                 f"the optimizer's state has shape {list(tensor.shape)}, the parameter {list(shape)}",
                 tensor=f"state.{clean[name]}.{slot}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
@@ -74,10 +74,11 @@ class Unrepresented:
 
 
 class ValueReader:
-    """Makes values of the nodes of one file."""
+    """Makes values of the nodes of one file. ``tensors`` says what stands for a tensor; without it, that is a `TensorValue`."""
 
-    def __init__(self, file: TorchFile) -> None:
+    def __init__(self, file: TorchFile, tensors: Callable[[object], object | None] | None = None) -> None:
         self._file = file
+        self._tensors = tensors
         self._left = MAX_BYTES
         self._nodes = 0
         self._letters = 0
@@ -119,7 +120,7 @@ class ValueReader:
         return value if isinstance(value, (str, int, float, bool, bytes, type(None))) else Unrepresented(describe(node))
 
     def _called(self, node: Call, depth: int) -> Any:
-        tensor = self._tensor(node)
+        tensor = self._tensor(node) if self._tensors is None else self._tensors(node)
         if tensor is not None:
             return tensor
         if node.is_("_codecs", "encode"):

@@ -177,7 +177,9 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
             if advice == AGAIN and result.made_by:
                 return " ".join(text.argument(word) for word in result.made_by), None
             if advice == AGAIN:
-                return None, "get the folder again from its origin"
+                extra = item.code == "missing-tensor" and any(other.code == "extra-tensor" for other in result.findings)
+                unless = ", unless the weights are those of another model than config.json names, such as a draft model"
+                return None, f"get the folder again from its origin{unless if extra else ''}"
             return None, f"move {item.file} away" if advice == MOVE and item.file else advice or None
     code = next((item.code for item in result.findings if item.code in ("lacks-config", "no-model-config")), None)
     if code is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, CatalogTensor
+from ckpt_cli.formats.dcp.swapped import CURRENT, second_tensors
 from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
 from ckpt_cli.formats.torch_files.average_states import state_of
@@ -92,6 +93,9 @@ def groups_of(catalog: Catalog) -> list[Group]:
         if inside:
             found.append(_group(catalog, "model", rule.writer, inside, _only_state_dict(inside, rule.prefix), rule.wrapper))
             taken |= set(inside)
+            for prefix, second in list(second_tensors(catalog.tensors, rule.prefix).items())[:1]:
+                found.append(_second(second, prefix, rule.wrapper))
+                taken |= set(second)
             break
     kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
     modules = {below for tensor in catalog.tensors.values() if _is_weight(tensor) for below in _below_state_keys(tensor)}
@@ -290,6 +294,14 @@ def _group(
         # What lies one level down is another group's, and some objects beside the weights are a trainer's.
         beside = {key: thing for key, thing in beside.items() if len(thing.path) == 1 and not _is_of_trainer(thing.path[0])}
     return Group(name, writer, {names[key]: tensor for key, tensor in inside.items()}, beside, ".".join(prefix))
+
+
+def _second(inside: Mapping[str, CatalogTensor], prefix: Path, wrapper: str) -> Group:
+    """The second model of composer's EMA, whose parameters and buffers are two dicts."""
+    names = {key: ".".join(tensor.path[len(prefix) + 1 :]) for key, tensor in inside.items()}
+    wrapped = all(name.startswith(wrapper) for name in names.values())
+    tensors = {names[key].removeprefix(wrapper if wrapped else ""): tensor for key, tensor in inside.items()}
+    return Group(CURRENT, "", tensors, {}, ".".join(prefix))
 
 
 def may_be_the_model(group: Group, main: Group) -> bool:

@@ -14,8 +14,8 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.groups import groups_of
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, names_in, read_catalog
-from ckpt_cli.formats.dcp.state import is_optimizer, tensor_value
-from ckpt_cli.formats.optimizer_state import POINT, TRAIN_MODE, Group, NamedState, TrainMode, regrouped
+from ckpt_cli.formats.dcp.state import is_optimizer, put, tensor_value, with_lists
+from ckpt_cli.formats.optimizer_state import POINT, TRAIN_MODE, Group, Held, NamedState, TrainMode, regrouped
 from ckpt_cli.names import check_name, few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.reading import elements
@@ -52,12 +52,18 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None
     values: dict[Key, Any] = {}
     groups: dict[int, Group] = {}
     options: dict[str, dict[str, Any]] = {}
+    nested: dict[Key, dict[Any, Any]] = {}
+    lists: dict[tuple[int, str], dict[Any, Any]] = {}
 
-    def add(kind: str, rest: tuple[str, ...], value: Any) -> None:
-        if kind == "state":
+    def add(kind: str, rest: tuple[str, ...], keys: Sequence[str | int], value: Any) -> None:
+        if kind == "state" and len(rest) > 2:
+            put(nested.setdefault(_parameter(rest[:2]), {}), keys[2 - len(rest) :], value)
+        elif kind == "state":
             values[_parameter(rest)] = value
         elif len(rest) == 2 and rest[0].isdecimal():
             groups.setdefault(int(rest[0]), {})[rest[1]] = value
+        elif len(rest) > 2 and rest[0].isdecimal():
+            put(lists.setdefault((int(rest[0]), rest[1]), {}), keys[2 - len(rest) :], value)
         else:
             name, option = _parameter(rest)
             options.setdefault(name, {})[option] = value
@@ -67,12 +73,17 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None
             if kind == "state":
                 name, slot = _parameter(rest)
                 tensors[check_name(name), slot] = assembled(f"state.{name}.{slot}", entry, reader)
+                if len(rest) > 2:
+                    add(kind, rest, entry.keys, Held(slot))
             else:
-                add(kind, rest, tensor_value(entry, reader))
+                add(kind, rest, entry.keys, tensor_value(entry, reader))
     for thing in catalog.objects.values():
         split = _split(thing.path)
         if split is not None and split[0] == prefix and thing.stored is not None:
-            add(split[1], split[2], reader.value(thing.stored))
+            add(split[1], split[2], thing.keys, reader.value(thing.stored))
+    values |= {key: with_lists(inner) for key, inner in nested.items()}
+    for (index, option), inner in lists.items():
+        groups.setdefault(index, {})[option] = with_lists(inner)
     listed_groups = [groups[index] for index in sorted(groups)] or regrouped(options)
     for group in listed_groups:
         if not isinstance(group.setdefault("params", []), list) or not all(type(name) in (str, int) for name in group["params"]):

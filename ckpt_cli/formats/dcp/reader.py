@@ -33,6 +33,7 @@ from ckpt_cli.formats.dcp.metadata import (
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes, train_mode_of
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
+from ckpt_cli.formats.dcp.swapped import swapped_notes
 from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.run_config import with_settings
@@ -154,6 +155,7 @@ class Dcp(Format):
         notes = notes_of_objects(group, reader, match.root)
         notes += begun_notes({name: assembled(entry.name, entry, reader) for name, entry in group.counters.items() if name in TELLING})
         notes += trained_notes(group.trained)
+        notes += swapped_notes(catalog, reader, group.key, groups[0].key)
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]

@@ -38,13 +38,13 @@ def read_dcp_state(roots: Sequence[Path], files: Files) -> dict[str, Any]:
     state: dict[Any, Any] = {}
     for key, entry in catalog.tensors.items():
         if key not in weights and not is_optimizer(entry.path):
-            _put(state, entry.keys, tensor_value(entry, reader))
+            put(state, entry.keys, tensor_value(entry, reader))
     for key, thing in catalog.objects.items():
         if key in among or is_optimizer(thing.path):
             continue
         there = thing.stored is not None and is_file(reader.path(thing.stored.file))
-        _put(state, thing.keys, reader.value(thing.stored) if there and thing.stored else Unrepresented("an object whose file is missing"))
-    plain: dict[str, Any] = _with_lists(state)
+        put(state, thing.keys, reader.value(thing.stored) if there and thing.stored else Unrepresented("an object whose file is missing"))
+    plain: dict[str, Any] = with_lists(state)
     for root in ROOTS:
         inner = plain.get(root)
         if isinstance(inner, dict):
@@ -70,7 +70,8 @@ def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unre
     return TensorValue(tensor.dtype, tensor.shape, bytes(element_bytes(tensor, records=Records())))
 
 
-def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
+def put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
+    """Place a value in nested dicts. Raises Inconsistent if something is there, CorruptFile for endless nesting."""
     if len(keys) > MAX_DEPTH:
         raise CorruptFile("the keys of the metadata are nested too deeply")
     place: Any = state
@@ -81,11 +82,11 @@ def _put(state: dict[Any, Any], keys: Sequence[str | int], value: Any) -> None:
     place[keys[-1]] = value
 
 
-def _with_lists(value: Any) -> Any:
-    """Numbered keys become lists again; items that no rank saved are None."""
+def with_lists(value: Any) -> Any:
+    """A value whose dicts came of the keys of metadata. Numbered keys become lists again; items that no rank saved are None."""
     if not isinstance(value, dict):
         return value
-    plain = {key: _with_lists(item) for key, item in value.items()}
+    plain = {key: with_lists(item) for key, item in value.items()}
     numbers = [key for key in plain if isinstance(key, int)]
     if numbers and len(numbers) == len(plain) and min(numbers) >= 0 and max(numbers) < SPARE + SPREAD * len(numbers):
         return [plain.get(index) for index in range(max(numbers) + 1)]

@@ -15,10 +15,10 @@ from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSiz
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.files.source import Files
-from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import APART, MAX_RANKS, Format, Match, ReadOptions, missing_of
+from ckpt_cli.formats.base import APART, MAX_RANKS, Format, Match, ReadOptions, are_apart, missing_of
 from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, LocalReader, ShardedLocal
 from ckpt_cli.formats.sets.contents import refuse_part
@@ -225,6 +225,13 @@ def notes_of_ranks(notes: list[list[Note]]) -> list[Note]:
 def unproven(states: Sequence[RankState]) -> PartOfSet:
     """The error for files of which neither names nor meshes give the number of ranks: other ranks may have held other layers."""
     names = few([state.path.name for state in states])
+    if are_apart([state.rank for state in states]) and _hold_the_same(states):
+        return PartOfSet(
+            f"{names} hold the same tensors whole, and most numbers between them are missing: they are steps rather than ranks",
+            path=states[0].path,
+            expected="the file of one step",
+            hint=f"pass one of them, such as {states[-1].path}",
+        )
     one = "if one process wrote all of it, give the file a name without a rank, such as model.pt"
     return PartOfSet(
         f"nothing in {names} says how many ranks there are",
@@ -232,6 +239,13 @@ def unproven(states: Sequence[RankState]) -> PartOfSet:
         expected="the files of all ranks, with distributed tensors in them",
         hint=one if len(states) == 1 and states[0].rank == 0 else None,
     )
+
+
+def _hold_the_same(states: Sequence[RankState]) -> bool:
+    """Whether files hold plain tensors of the same names and shapes, as those of one model do."""
+    held = [{name: local.shape for name, local in state.locals.items()} for state in states]
+    plain = all(isinstance(local, StoredTensor) for state in states for local in state.locals.values())
+    return plain and bool(held[0]) and all(each == held[0] for each in held)
 
 
 def check_rank_files(states: list[RankState], world_size: int) -> None:

@@ -18,6 +18,7 @@ from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.sets.one_rank import is_of_one_rank
 from ckpt_cli.names import few
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
@@ -204,7 +205,8 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
     "N of M" (`OF`)          always                                           M is 1; after a `COUNTER` (``epoch_3_of_10``),
                                                                               unless as transformers writes it (`NUMBERED`)
     a rank (`RANK`)          below `SMALL`, padded with 0, of parallelism     larger and by itself (``svd_rank_64.pt``);
-                             (``tp_rank``), or beside a neighbour             of LoRA factors; ``world_size_1``
+                             (``tp_rank``), or beside a neighbour             of LoRA factors; ``world_size_1``; number 0 alone
+                                                                              where config.json says so (`one_rank`)
     other marks (`MARKS`)    always                                           of LoRA factors; ``world_size_1``
     weak marks (`WEAK`)      beside a neighbour (``gpu0.pt``, ``gpu1.pt``)    otherwise (``layers12.pt``, ``layers24.pt``)
     the folder               ``mp_rank_00/`` always; ``rank0/`` beside a      files of `BY_CONTENT`
@@ -233,6 +235,8 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
         if fields is None or len(fields["part"]) > MAX_DIGITS:
             continue
         part = _part(path, kind, fields, there)
+        if kind is RANK and part.number == 0 and part.is_alone and is_of_one_rank(folder, there):
+            continue
         if part.count != 1 and not _says_otherwise(part) and (part.has_neighbour or _counts_alone(part)):
             return part
     if path.name in BY_CONTENT:

@@ -26,6 +26,7 @@ from ckpt_cli.formats.torch_files.averages import (
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
+from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import Way, way_down
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import few
@@ -79,7 +80,7 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
     if component == "ema":
         return [replace(_of_average(component, "", entries, by_name=True), beside=above)]
     averages = dict(_averages(way))
-    swapped = _swapped(way.levels[0], averages)
+    swapped = _of_swapped(way, averages)
     if swapped is not None:
         return swapped
     split = split_average(entries)
@@ -106,7 +107,7 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         return groups
     if state_of(rest) is not None:
         return [replace(_of_average(component, "", rest), beside=above), *groups]
-    return [FileGroup(component, "", rest, above), *groups]
+    return _with_second([FileGroup(component, "", rest, above), *groups], way)
 
 
 def _is_within(other: FileGroup, group: FileGroup) -> bool:
@@ -235,21 +236,20 @@ def _is_state_dict(key: object, node: Any, known: Container[int] = ()) -> bool:
     return not is_optimizer(inner) and any(isinstance(name, str) and (dimensions_of(each) or 0) >= least for name, each in inner.items())
 
 
-def _swapped(entries: Mapping[Any, Any], averages: Mapping[str, Any]) -> list[FileGroup] | None:
-    """Savers that store the average in place of the model, so that it is loaded."""
-    meta = as_dict(entries.get("meta")) or {}
-    average = as_dict(entries.get("state_dict"))
-    if average is None:
+def _with_second(groups: list[FileGroup], way: Way) -> list[FileGroup]:
+    """The groups, with the average of composer's EMA where it stands beside the model."""
+    second = next((found for level in way.levels[:-1] if (found := second_model(level.get(ALGORITHMS))) is not None), None)
+    if second is None or any(group.name == "ema" for group in groups):
+        return groups
+    return [*groups, FileGroup("ema", ".".join((ALGORITHMS, *second.keys)), second.entries)]
+
+
+def _of_swapped(way: Way, averages: Mapping[str, Any]) -> list[FileGroup] | None:
+    """The state dicts of savers that store the average in place of the model, so that it is loaded."""
+    found = swapped_in(way, averages)
+    if found is None:
         return None
-    if as_dict(entries.get("current_model_state")) is not None and "averaging_state" in entries:
-        who, key = "Lightning's WeightAveraging", "current_model_state"
-    elif "mmengine_version" in meta and "ema_state_dict" in averages:
-        who, key = "mmengine's EMAHook", "ema_state_dict"
-    else:
-        return None
-    beside = {name: node for name, node in entries.items() if name not in ("state_dict", key)}
-    why = f"state_dict holds averaged weights ({who}); those that training continues with are in {key}: --type current"
-    counters = telling(as_dict(entries.get("averaging_state")) or {})
-    model = FileGroup("model", "state_dict", average, beside, why=why, counters=counters)
-    current = averaged_alone(as_dict(entries[key]) or {})
-    return [model, replace(model, name="ema", why=None), FileGroup("current", key, current, beside)]
+    level, place = (way.levels[0], "state_dict") if found.who != COMPOSER else (way.above, ALGORITHMS)
+    beside = {name: node for name, node in level.items() if name not in (place, found.key)}
+    model = FileGroup("model", found.place, found.average, beside, why=found.why, counters=found.counters)
+    return [model, replace(model, name="ema", why=None), FileGroup("current", found.key, found.current, beside)]

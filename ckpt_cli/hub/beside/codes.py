@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckpt_cli.hub.assets import HUB_FOLDER, Assets
 from ckpt_cli.hub.beside.names import OF_CODES
-from ckpt_cli.hub.classes.config_counts import SCALE
+from ckpt_cli.hub.classes.config_counts import STORED
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -19,25 +19,23 @@ def settings_of_codes(names: Iterable[str]) -> list[str]:
 
 
 def without_settings_of_codes(assets: Assets, tensors: Iterable[str], base: Path | None) -> tuple[Assets, list[Note]]:
-    """Assets without what a base says of its quantised weights, where those to be written have no scales; and what is said of it."""
+    """Assets without files that tell of quantised weights, where those to be written have no scales; and what is said of it."""
     said = settings_of_codes(assets.files)
     if not said or has_scales(tensors):
         return assets, []
     of_base = [name for name in said if base is not None and assets.files[name].parent in (base, base / HUB_FOLDER)]
-    files: Mapping[str, Path] = {name: path for name, path in assets.files.items() if name not in of_base}
+    files: Mapping[str, Path] = {name: path for name, path in assets.files.items() if name not in said}
     notes = []
     if of_base:
         text = f"{few(of_base)} of the base: not copied, since it tells of quantised weights, and no tensor is named like a scale"
         notes.append(Note("info", "settings-of-codes", text))
-    notes += [
-        Note("warning", "no-scales", f"{no_scales_text(name)}: remove it, if the weights are plain") for name in said if name in files
-    ]
+    notes += [Note("warning", "no-scales", f"{no_scales_text(name)}: it is not written") for name in said if name not in of_base]
     return replace(assets, files=files), notes
 
 
 def has_scales(names: Iterable[str]) -> bool:
     """Whether tensors are named as quantised weights have them."""
-    return any(SCALE.search(name) for name in names)
+    return any(STORED.search(name) for name in names)
 
 
 def no_scales_text(name: str) -> str:

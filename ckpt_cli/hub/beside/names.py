@@ -176,10 +176,11 @@ def is_put_aside(name: str) -> bool:
 def is_asset_name(name: str) -> bool:
     """Whether a file is an asset by its name alone, wherever it lies.
 
-    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "trainer_state.json", "chat_template (1).jinja")]
-    [True, True, False, False]
+    >>> [is_asset_name(name) for name in ("bpe.codes", "qwen.tiktoken", "hf_quant_config.json", "trainer_state.json")]
+    [True, True, True, False]
     """
-    return name in ASSET_NAMES or (ASSET_PATTERN.fullmatch(name) is not None and not _is_copy(name))
+    known = name in ASSET_NAMES or OF_CODES.fullmatch(name) is not None
+    return known or (ASSET_PATTERN.fullmatch(name) is not None and not _is_copy(name))
 
 
 def _is_copy(name: str) -> bool:

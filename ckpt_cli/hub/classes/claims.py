@@ -243,6 +243,8 @@ def refuse_lacking(
             more = f"{flags('--allow-missing', globs)} writes the folder without them"
             if base is None:
                 more = f"--base DIR with {flags('--carry-from-base', globs)} takes them from the base model; {more}"
+        another = "" if elsewhere.hint else _of_another_model(made, names)
+        more = f"{another}; if not, {more}" if another and more else another or more
         hint = elsewhere.hint if elsewhere.are_all else "; ".join(filter(None, (elsewhere.hint, more)))
     raise MissingTensors(
         message,
@@ -250,6 +252,15 @@ def refuse_lacking(
         expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and _of_class(made) else None,
         hint=hint,
     )
+
+
+def _of_another_model(made: Claim, names: Mapping[str, Shape]) -> str:
+    """The hint that matrices without a place in a class that lacks others may be of another model, such as EAGLE's draft models."""
+    extra = () if made.fit is None or not _of_class(made) else [name for name in made.fit.extra if name in names]
+    if not any(len(names[name]) > 1 for name in extra):
+        return ""
+    text = f"{few(grouped(extra), 3)} {'has' if len(extra) == 1 else 'have'} no place in {made.named}, so that the weights may be those"
+    return f"{text} of another model than config.json names, such as a draft model, which its own program loads as they are"
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:

@@ -40,6 +40,9 @@ PLACE = re.compile(r"layer|period|interval|every|freq|offset|stride|step|pattern
 SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_packed|blocks$|lut", re.IGNORECASE)
 """What the names of tensors beside quantised weights have in them."""
 
+STORED = re.compile(rf"{SCALE.pattern}|bitmask|\.compressed$|centroids|\.codes$|idxs$|\.indices$|_offsets$", re.IGNORECASE)
+"""The same, and what the names of compressed weights without scales have: values and their places, centroids and codes."""
+
 PACKED = re.compile(r"\.quant_state\.bitsandbytes__[a-z0-9]+")
 """The end of the name under which bitsandbytes stores how the codes of a weight of 4 bits are packed."""
 
@@ -157,8 +160,8 @@ def _types(config: Config) -> Iterator[Mismatch]:
 
 
 def _quantised(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
-    """Quantised weights have scales beside them, under one name or another."""
-    if config.get("quantization_config") and not any(SCALE.search(name) for name in shapes):
+    """Quantised weights have scales beside them, under one name or another, or are stored as values and their places."""
+    if config.get("quantization_config") and not any(STORED.search(name) for name in shapes):
         yield Mismatch("no-scales", "config.json says that weights are quantised, but no tensor is named like a scale")
 
 

@@ -14,10 +14,12 @@ from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
-COUNTS = re.compile(
-    r"num_batches_tracked|relative_position_index|(.+_)?(position|token_type)_ids|tid2eid|.*_num_updates|.*idxs?|.*ind(ex|ices)|.*mask"
-)
-"""Last parts of names of counters and lookup tables: the only tensors of classes that are not floats, except masks."""
+COUNTERS = re.compile(r"num_batches_tracked|(.+_)?(position|token_type)_ids|.*_num_updates")
+COUNTS = re.compile(rf"{COUNTERS.pattern}|relative_position_index|tid2eid|.*idxs?|.*ind(ex|ices)|.*mask")
+"""Last parts of names of counters and lookup tables: the only tensors of classes that are not floats, except masks.
+
+Under the names of tables, quantised weights have their codes too.
+"""
 
 MASK_DIMENSIONS = 4
 """GPT-2 and its like keep the causal mask as ``attn.bias``, [1, 1, n, n]."""
@@ -80,6 +82,7 @@ def undeclared_codes(tensors: Mapping[str, Tensor], config: Config) -> list[str]
         return []
     plain = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind != "opaque"}
     found = [name for name in quantised_names(plain, quantised=False) if tensors[name].dtype.kind == "int"]
+    found = [name for name in found if not COUNTS.fullmatch(name.rpartition(".")[2])]
     return sorted(name for name in found if not SCALES.fullmatch(name.rpartition(".")[2]) and not has_packed_codes([name]))
 
 
@@ -102,7 +105,7 @@ def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
     for names in modules.values():
         kinds = {name: tensors[name].dtype for name in names}
         small = [name for name, dtype in kinds.items() if dtype.kind == "int" and dtype.bits <= 32]
-        counts = {name for name in small if COUNTS.fullmatch(name.rpartition(".")[2])}
+        counts = {name for name in small if COUNTERS.fullmatch(name.rpartition(".")[2])}
         codes = [name for name, dtype in kinds.items() if dtype.kind == "opaque" or (name in small and name not in counts)]
         scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
         if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):

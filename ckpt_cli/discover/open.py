@@ -14,7 +14,7 @@ from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.configs import config_notes, with_config
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.final_model import compared_stray_notes, stray_notes
-from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
+from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, doubtful_homes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.optimizer import weights_hint
@@ -257,7 +257,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.known_place(name)
     homes = tuple(asset_homes(found, place))
     check_more(found, place)
-    assets = assets_of_step(found, homes, base)
+    assets = assets_of_step(found, homes, base, doubtful_homes(found, place))
     check_marks(found, place)
     try:
         options = reading_options(assets.config, shard_order)

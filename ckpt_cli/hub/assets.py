@@ -90,8 +90,8 @@ class Assets:
         return [*lacks, *lacking_files(self.config, self.files)]
 
 
-def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
-    """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
+def find_assets(homes: Sequence[Path], base: Path | None = None, doubtful: Sequence[Path] = ()) -> Assets:
+    """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then ``base``, then ``doubtful``.
 
     Every family of files is that of the nearest folder which has it (`ckpt_cli.hub.beside.families`). Of a base, everything is an asset
     but weights, what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets
@@ -116,7 +116,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
             places.append(found)
             near |= {name: path for name, path in found.files.items() if name not in near}
     last = _of_base(base, seen, configs) if base is not None else None
-    chosen = choose(places, last)
+    chosen = choose(places, last, [listed(folder, seen, everything=False, configs=configs) for folder in doubtful])
     files = dict(chosen.files)
     if last is not None:
         broken += [path for path in last.broken if not is_decided(path.name, near) and path.name not in files]

@@ -30,6 +30,7 @@ from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
+from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
@@ -172,9 +173,8 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
     described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     notes = [*opened.notes, *extra_notes]
-    if opened.target.steps_inside and not any(note.code == "steps-inside" for note in opened.notes):
-        text = f"the folder has weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
-        notes.append(Note("warning", "steps-inside", text))
+    if not any(note.code == "steps-inside" for note in opened.notes):
+        notes += steps_inside_notes(opened.target)
     if opened.target.refused:
         were = "was" if len(opened.target.refused) == 1 else "were"
         text = f"{few(opened.target.refused, 3)} beside the weights {were} not read, since no such step can be, and may be newer"

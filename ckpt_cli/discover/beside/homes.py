@@ -102,7 +102,7 @@ def homes_in_step(step: Path, own: Sequence[Path], found: Found) -> list[Path]:
     """The folders of side files of another step of a run: those that its ``own`` of a step are there, and others that they hold."""
     other, there = replace(found, path=step, places=(), more=()), Folders()
     same = [step / home.relative_to(found.path) for home in own]
-    return list(dict.fromkeys(each for home in same for each in (home, *_used_inner(home, other, there))))
+    return list(dict.fromkeys(each for home in same for each in (home, *_used_inner(home, other, there, any_name=True))))
 
 
 def _of_run(run: Path) -> list[Path]:
@@ -112,10 +112,10 @@ def _of_run(run: Path) -> list[Path]:
 # -- folders of side files -------------------------------------------------------------------------------------------
 
 
-def _used_inner(home: Path, found: Found, there: Folders) -> list[Path]:
-    """The folders in a home that its side files may be in."""
+def _used_inner(home: Path, found: Found, there: Folders, *, any_name: bool = False) -> list[Path]:
+    """The folders in a home that its side files may be in, by their names or of ``any_name``."""
     held = _inner(home, found, there)
-    named = {folder: kinds for folder, kinds in held.items() if _counts_by_name(folder, found)}
+    named = {folder: kinds for folder, kinds in held.items() if any_name or _counts_by_name(folder, found)}
     return [folder for folder in named if not _rivals(folder, named)]
 
 

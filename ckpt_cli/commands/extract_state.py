@@ -14,7 +14,7 @@ from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
-from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.default_output import among_steps_notes, default_output
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.passed_over import passed_over_state
 from ckpt_cli.discover.forms.states_inside import state_inside_notes, steps_inside_notes, steps_with_state
@@ -94,6 +94,7 @@ def extract_state(
                 details=[note.text for note in (*notes, *state.notes)],
             )
         target = Path(absolute(given)) if given is not None else default_output(found, place.name, "state")
+        notes += among_steps_notes(found, target) if given is None else []
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
         read = [*state.sources, *state.copies.values()]

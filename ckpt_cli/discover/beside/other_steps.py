@@ -37,9 +37,8 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     """A warning if ``files`` of a step are those of another step of its run, through links, as the same files under two names, or copies.
 
     Raises Inconsistent if some are, and others its own, where each rank wrote one: no save was ever like that. Parts of a model may be
-    shared on purpose, if they were not trained, and so may the layers of a pipeline under two names.
-    A file under two names, or there twice, is taken for that of the lower step. Copies are
-    only looked for among ``weights``: state may be the same in two steps.
+    shared on purpose, if they were not trained, and so may the layers of a pipeline under two names. A file under two names, or there
+    twice, is taken for that of the lower step. Copies are only looked for among ``weights``: state may be the same in two steps.
     """
     if found.step is None or step_of(found.path) != found.step:
         return []

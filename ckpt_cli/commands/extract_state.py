@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
@@ -181,7 +181,7 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
 def _elsewhere(found: Found) -> str | None:
     """Where the state of weights may be that have none beside them."""
     if steps := steps_with_state(found):
-        return f"pass {shlex.quote(str(steps[0]))}, which holds training state"
+        return f"pass {shell.path(steps[0])}, which holds training state"
     return "pass the folder of the training step that these weights come from" if found.step is None else None
 
 

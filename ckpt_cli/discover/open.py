@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.configs import config_notes, with_config
@@ -361,7 +362,7 @@ def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Ta
         return None  # the folder of --also has no such step
     if target.run is not None and located is None and (option := target.option(whole)) is not None:
         return f"pass {option}, which is whole"
-    return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
+    return None if also or target.nodes > 1 else f"use {shell.path(whole.path)}, which is whole"
 
 
 def _why_not_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> CkptError | None:

@@ -175,7 +175,7 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
             if item.numbers.get("damaged") == "source":
                 return None, f"get {item.file} again: the source is damaged, so anything made from it is too"
             if advice == AGAIN and result.made_by:
-                return " ".join(text.argument(word) for word in result.made_by), None
+                return text.words_again(result.made_by), None
             if advice == AGAIN:
                 return None, "get the folder again from its origin"
             return None, f"move {item.file} away" if advice == MOVE and item.file else advice or None
@@ -183,7 +183,7 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
     if code is not None:
         if result.made_by and "--base" not in result.made_by:
             # No command to copy: which folder it is nobody knows but the user.
-            words = " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]])
+            words = " ".join([text.words_again(result.made_by[:-2]), "--base DIR", *result.made_by[-2:]])
             return None, f"with the base model as DIR, for its config: {words}"
         return None, KINDS[code].advice
     if result.made_from is not None and not result.against:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Found, Place, ages
 from ckpt_cli.errors import Inconsistent, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
@@ -66,7 +66,7 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     if format_of(place.match).is_sharded and mixed and (are_links or 2 * len(foreign) <= len(paths)):
         hint = f"put the file of {step} in place of {mixed[0]}"
         if mixed[0] in linked and OF_A_LAYER.fullmatch(mixed[0].name) and mixed[0].is_symlink():
-            copied = shlex.join(["cp", "--remove-destination", os.path.realpath(mixed[0]), str(mixed[0])])
+            copied = " ".join(["cp --remove-destination", shell.path(os.path.realpath(mixed[0])), shell.path(mixed[0])])
             hint += f", or if that layer was not trained, and is the same in both, a copy in place of the link: {copied}"
         raise Inconsistent(text, path=mixed[0], expected=f"files of {step} only", hint=hint)
     return [Note("warning", "other-step", text)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.optimizers.files import find_optimizer_files
 from ckpt_cli.discover.state_files import find_state_files
@@ -48,7 +49,7 @@ def state_inside_notes(found: Found) -> list[Note]:
         return []
     names, one = few([f"{step.name}/" for step in steps], 3), len(steps) == 1
     text = f"{names} in {found.path} {'holds' if one else 'hold'} training state of {'its' if one else 'their'} own, which was not read"
-    return [Note("warning", "state-inside", f"{text}: pass {steps[0]} for {'it' if one else 'the last'}")]
+    return [Note("warning", "state-inside", f"{text}: pass {shell.path(steps[0])} for {'it' if one else 'the last'}")]
 
 
 def _holds_state(folder: Path) -> bool:

@@ -204,7 +204,8 @@ def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> tup
             return common, [*notes, *skipped_notes(target, passed)]
     components = " and ".join(side.components[0].name for side in sides)
     both = target.option(first) and target.option(second)
-    hint = f"pass {f'--steps {first.step},{second.step}' if both else f'{shell.path(first.path)} and {shell.path(second.path)}'} to compare these two"
+    named = f"--steps {first.step},{second.step}" if both else f"{shell.path(first.path)} and {shell.path(second.path)}"
+    hint = f"pass {named} to compare these two"
     raise UsageError(f"no step has both {components} whole", path=places[0].path, expected="two components of one step", hint=hint)
 
 

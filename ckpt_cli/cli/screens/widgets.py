@@ -66,8 +66,8 @@ def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool
 
 def for_real(session: Session, command: str, arguments: Sequence[str]) -> str:
     """The command that does what was planned: as it was typed, without --dry-run."""
-    typed = [shell.word(word) for word in session.typed if word != "--dry-run"] or list(map(text.argument, arguments))
-    return " ".join(["ckpt", command, *typed])
+    typed = [word for word in session.typed if word != "--dry-run"]
+    return f"ckpt {command} {shell.join(typed) or text.words_again(arguments)}".rstrip()
 
 
 def next_line(session: Session, command: str) -> None:

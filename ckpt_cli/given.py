@@ -11,7 +11,6 @@ import functools
 import operator
 import os
 import re
-import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import unquote
 
+from ckpt_cli import shell
 from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
 from ckpt_cli.meant import size_meant, steps_meant, weights_meant
@@ -117,7 +117,7 @@ def path_text(value: object, option: str = "PATH", *, use: Use = "read") -> str:
         raise UsageError(f"{option} has characters that no path can have here", expected="a path") from None
     stem, suffix = os.path.splitext(text)
     if use == "output" and suffix.lower() in FILES and not os.path.lexists(os.path.expanduser(text)):
-        hint = f"-o {shlex.quote(stem)}"
+        hint = f"-o {shell.path(stem)}"
         raise UsageError(f"the output is a folder, and {text} is the name of a file", expected="the name of a folder", hint=hint)
     address = _address(text, isinstance(value, os.PathLike), use)
     if address is not None:

@@ -277,6 +277,37 @@ class TestAFolderOfSideFiles:
         assert str(folder) in notes(result, "info")["assets-of-folder"]
         assert "assets-beside" not in notes(result)
 
+    @pytest.mark.parametrize("name", ["reward_tokenizer", "judge", "verifier", "prm", "Qwen2.5-7B-Instruct"])
+    def test_of_an_unknown_name_in_a_step_counts_last(self, name: str, tmp_path: Path) -> None:
+        other = (config(1e5), tokenizer("bacdefgh"), {"chat_template.jinja": "JUDGE"})
+        step = weights(tmp_path / "run" / "checkpoint-5")
+        folder = put(step / name, *other)
+        base = weights(tmp_path / "base", *OLD)
+        result = ckpt_cli.merge(step, tmp_path / "out", base=base)
+        assert text(tmp_path / "out", "config.json") == "1000000.0"
+        assert text(tmp_path / "out", "tokenizer.json") == OLD[1]["tokenizer.json"]
+        assert text(tmp_path / "out", "chat_template.jinja") == "BASE"
+        assert str(folder) in notes(result)["assets-beside"]
+        alone = ckpt_cli.merge(step, tmp_path / "alone")
+        assert text(tmp_path / "alone", "config.json") == "100000.0"
+        told = notes(alone)["assets-of-folder"]
+        assert str(folder) in told
+        assert all(said in told for said in ("config.json", "tokenizer.json", "chat_template.jinja"))
+        # The hint holds, also for what the folder of the run has.
+        put(step.parent, tokenizer())
+        put(step, config())
+        again = ckpt_cli.merge(step, tmp_path / "again")
+        assert text(tmp_path / "again", "config.json") == "10000.0"
+        assert text(tmp_path / "again", "tokenizer.json") == tokenizer()["tokenizer.json"]
+        assert "chat_template.jinja" not in again.outputs[0].assets
+        assert not {"assets-of-folder", "assets-beside"} & set(notes(again))
+        # Nothing is said where the base has all the same.
+        shutil.rmtree(folder)
+        put(step / name, *OLD[1:])
+        for own in (step / "config.json", *(step.parent / each for each in tokenizer())):
+            own.unlink()
+        assert not {"assets-of-folder", "assets-beside"} & set(notes(ckpt_cli.merge(step, tmp_path / "same", base=base)))
+
     def test_comes_after_what_lies_nearer(self, tmp_path: Path) -> None:
         for where in ("checkpoint-5/tokenizer", "hf"):
             run = tmp_path / where.replace("/", "-") / "run"
@@ -325,8 +356,9 @@ class TestAFolderOfSideFiles:
         shutil.rmtree(step / "tokenizer_b")
         shutil.copytree(step / "tokenizer_a", step / "tokenizer_b")
         again = ckpt_cli.merge(step, tmp_path / "same", **options)
-        assert text(tmp_path / "same", "tokenizer.json") == tokenizer()["tokenizer.json"]
-        assert "assets-beside" not in notes(again)
+        assert text(tmp_path / "same", "tokenizer.json") == (OLD[1] if with_base else tokenizer())["tokenizer.json"]
+        assert ("assets-beside" in notes(again)) == with_base
+        assert ("assets-of-folder" in notes(again)) != with_base
 
     def test_of_a_run_with_a_name_that_says_nothing_is_named(self, tmp_path: Path) -> None:
         step = weights(tmp_path / "run" / "checkpoint-5")

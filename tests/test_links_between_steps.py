@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import Inconsistent
+from tests.conftest import Copy
 from tests.test_steps import HOUR, NOW, model, of_all_commands, told, value_of
 
 Link = Callable[[Path, Path], None]
@@ -139,6 +141,41 @@ class TestAWholeStepThatIsAnother:
         ((level, text),) = told(ckpt_cli.merge(tmp_path / "run", tmp_path / "out").checkpoint.notes, "other-step")
         assert level == "warning"
         assert "model-00001-of-00002.safetensors is that of checkpoint-10" in text
+
+
+class TestALayerOfAPipelineThatWasNotTrained:
+    """Its file has the same bytes in every step, of which programs that save space make one file."""
+
+    @pytest.fixture
+    def run(self, copy: Copy) -> Path:
+        run = copy("deepspeed", "pipe-z1-bf16-pp2", "run")
+        shutil.copytree(run / "global_step3", run / "global_step6")
+        for path in (run / "global_step6").glob("layer_0[1-9]-*"):
+            torch.save({name: value * 2 for name, value in torch.load(path).items()}, path)
+        for path in (run / "global_step6").iterdir():
+            os.utime(path, (NOW + HOUR, NOW + HOUR))
+        return run
+
+    def shared(self, run: Path, link: Link) -> Path:
+        path = run / "global_step6" / "layer_00-model_states.pt"
+        path.unlink()
+        link(path, run / "global_step3" / path.name)
+        return path
+
+    def test_is_a_warning_under_two_names(self, run: Path) -> None:
+        self.shared(run, hard)
+        notes = ckpt_cli.merge(run / "global_step6", dry_run=True, type="weights16").checkpoint.notes
+        ((level, text),) = told(notes, "other-step")
+        assert (level, text.count("layer_00-model_states.pt")) == ("warning", 1)
+
+    def test_is_refused_behind_a_link_until_it_is_a_file(self, run: Path) -> None:
+        path = self.shared(run, symlink)
+        with pytest.raises(Inconsistent) as caught:
+            ckpt_cli.merge(run / "global_step6", dry_run=True, type="weights16")
+        command = str(caught.value.hint).partition("of the link: ")[2].partition(", or use ")[0]
+        subprocess.run(command, shell=True, check=True)
+        assert not path.is_symlink()
+        assert told(ckpt_cli.merge(run / "global_step6", dry_run=True, type="weights16").checkpoint.notes, "other-step") == []
 
 
 class TestLinksThatLeadToNoOtherStep:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import Inconsistent, UsageError
+from ckpt_cli.files.descriptors import Identity
 from tests import tiny
 from tests.cli import ckpt
 from tests.remote.test_other_doors import Web as Web
@@ -178,3 +180,16 @@ def test_files_of_a_server_that_tells_no_versions_are_told_apart(web: tuple[str,
     assert "different-values" in {item.code for item in ckpt_cli.verify(first, against=second).findings}
     with pytest.raises(UsageError, match=NOTHING):
         ckpt_cli.diff(first, first)
+
+
+def test_files_with_one_inode_number_are_not_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some file systems give all files, which are of other sizes or times."""
+    of = Identity.of
+    monkeypatch.setattr(Identity, "of", classmethod(lambda _, path, status: replace(of(path, status), inode=1)))
+    first = tiny.folder(tmp_path / "run" / "checkpoint-1", tiny.weights(1), tiny.unknown())
+    second = tiny.folder(tmp_path / "run" / "checkpoint-2", tiny.weights(2), tiny.unknown())
+    ckpt_cli.diff(first, second)
+    result = ckpt_cli.average([first, second], tmp_path / "out", dry_run=True)
+    assert not [note.text for note in (*result.notes, *result.outputs[0].notes) if "is averaged 2 times" in note.text]
+    with pytest.raises(UsageError, match=NOTHING):
+        ckpt_cli.diff(first, linked(first))

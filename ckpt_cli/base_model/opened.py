@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.errors import CkptError, NotFound
 from ckpt_cli.files.folders import folders_in
 from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished, watched_manifest
@@ -103,7 +103,7 @@ def _weights_below(folder: Path) -> CkptError | None:
                     "the base has its weights in folders below",
                     path=folder,
                     expected="a folder with the weights of one model",
-                    hint=f"merge it first, and pass the output as --base: ckpt merge {shlex.quote(str(folder))}",
+                    hint=f"merge it first, and pass the output as --base: ckpt merge {shell.path(folder)}",
                 )
     except CkptError:
         return None  # only asked for a message

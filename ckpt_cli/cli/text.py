@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.names import plural as plural
 from ckpt_cli.names import printable, size_text
 from ckpt_cli.paths import from_here
@@ -67,7 +67,13 @@ def path(name: str | Path) -> str:
 
 def argument(name: str | Path) -> str:
     """A path for a command line that people copy."""
-    return shlex.quote(path(name))
+    text = shown(os.fspath(name))
+    return shell.path(from_here(text) if os.path.isabs(text) else text)
+
+
+def words_again(words: Iterable[str]) -> str:
+    """The words of a command, paths among them, for a line that people copy."""
+    return " ".join(argument(word) if os.path.isabs(word) else shell.word(word) for word in words)
 
 
 def elided(name: str, width: int, *, ascii_only: bool = False) -> str:

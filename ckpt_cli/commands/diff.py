@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
+from ckpt_cli import shell
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
@@ -134,7 +134,7 @@ def _places(before: object, after: object, type: object, steps: object, also: tu
     if after is None and places[0] == places[1]:
         locate(first, None, also)
         expected = "a second path, --steps A,B of a run, or --type A,B"
-        given = shlex.quote(str(first))
+        given = shell.path(first)
         hint = f"{_two_steps(first)}ckpt diff {given} OTHER; ckpt detect {given} lists steps and components"
         raise UsageError("there is nothing to compare it with", expected=expected, hint=hint)
     return places[0], places[1]
@@ -151,8 +151,8 @@ def _two_steps(run: Path) -> str:
     if len(last) < 2:
         return ""
     if all(target.option(found) for found in last):
-        return f"ckpt diff {shlex.quote(str(run))} --steps {last[0].step},{last[1].step}, or "
-    return f"ckpt diff {' '.join(shlex.quote(str(found.path)) for found in last)}, or "
+        return f"ckpt diff {shell.path(run)} --steps {last[0].step},{last[1].step}, or "
+    return f"ckpt diff {' '.join(shell.path(found.path) for found in last)}, or "
 
 
 def _two(value: object, option: str) -> tuple[object, object]:
@@ -205,7 +205,8 @@ def _sides(places: tuple[Side, Side], files: Files, options: DiffOptions) -> tup
             return common, [*notes, *skipped_notes(target, passed)]
     components = " and ".join(side.components[0].name for side in sides)
     both = target.option(first) and target.option(second)
-    hint = f"pass {f'--steps {first.step},{second.step}' if both else f'{first.path} and {second.path}'} to compare these two"
+    named = f"--steps {first.step},{second.step}" if both else f"{shell.path(first.path)} and {shell.path(second.path)}"
+    hint = f"pass {named} to compare these two"
     raise UsageError(f"no step has both {components} whole", path=places[0].path, expected="two components of one step", hint=hint)
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
-from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.default_output import among_steps_notes, default_output
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.passed_over import passed_over_state
+from ckpt_cli.discover.forms.states_inside import state_inside_notes, steps_inside_notes, steps_with_state
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
@@ -81,7 +83,7 @@ def extract_state(
         state = read_state(found, place, files, optimizer=True)
         notes += other_step_notes(found, place, state.sources, weights=False)
         notes += passed_over_state(found, place, files)
-        optimizer = _optimizer(found, place, files, chosen, state.notes) if chosen.optimizer else None
+        optimizer = _optimizer(found, place, files, chosen, state) if chosen.optimizer else None
         if state.is_empty and optimizer is None:
             if format_of(place.match).is_refused and place.match.trouble is not None:
                 raise place.match.trouble
@@ -93,6 +95,7 @@ def extract_state(
                 details=[note.text for note in (*notes, *state.notes)],
             )
         target = Path(absolute(given)) if given is not None else default_output(found, place.name, "state")
+        notes += among_steps_notes(found, target) if given is None else []
         roots = [place.match.root, *place.match.more_roots, *place.more_homes]
         sources = [found.path] if is_file(found.path) else [found.path, place.home, *roots]
         read = [*state.sources, *state.copies.values()]
@@ -145,12 +148,14 @@ def extract_state(
     return result
 
 
-def _optimizer(found: Found, place: Place, files: Files, options: ExtractOptions, notes: Sequence[Note]) -> Optimizer:
-    """What `read_optimizer` reads; the error that there is none says what is known of the state."""
+def _optimizer(found: Found, place: Place, files: Files, options: ExtractOptions, state: TrainingState) -> Optimizer:
+    """What `read_optimizer` reads; the error that there is none says what is known of the state, and where else some may be."""
     try:
         return read_optimizer(found, place, files, options.shard_order)
     except NotFound as error:
-        error.details = (*error.details, *(note.text for note in notes if note.level == "warning"))
+        error.details = (*error.details, *(note.text for note in state.notes if note.level == "warning"))
+        hints = [_elsewhere(found), error.hint if not state.is_empty else None]
+        error.hint = ", or ".join(filter(None, hints)) or None
         raise
 
 
@@ -171,6 +176,13 @@ def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> 
             return "pass --optimizer: only optimizer state was found"
     except CkptError:
         pass  # only asked for the hint
+    return _elsewhere(found)
+
+
+def _elsewhere(found: Found) -> str | None:
+    """Where the state of weights may be that have none beside them."""
+    if steps := steps_with_state(found):
+        return f"pass {shell.path(steps[0])}, which holds training state"
     return "pass the folder of the training step that these weights come from" if found.step is None else None
 
 
@@ -223,7 +235,7 @@ def choose(
                 newer += inner_run_notes(target, found, files)
             newer += also_notes(target, [(found, [place.name])])
             skipped = [*((other, why) for other, _, why in candidates), *((other, short_reason(why)) for other, why in passed.errors)]
-            beside = [*linked, *unread_notes(found, place), *mark_notes(found, place), *notes_of_state(found, place, files)]
+            beside = [*linked, *unread_notes(found, place), *mark_notes(found, place), *_of_steps_inside(target, found, place, files)]
             told = [*newer, *passed.notes(target, "skipped"), *notes, *beside]
             return found, place, told, newer_infos(target, found, skipped)
         candidates.append((found, place, problem))
@@ -238,8 +250,12 @@ def choose(
     if step is None and target.run is not None and len(twins) > 1:
         raise ambiguous(target, found.step, twins)
     incomplete = Note("warning", "incomplete-weights", f"the weights of {found.path.name} are not whole: {problem}")
-    notes = [incomplete, *also_notes(target, [(found, [place.name])]), *notes_of_state(found, place, files)]
+    notes = [incomplete, *also_notes(target, [(found, [place.name])]), *_of_steps_inside(target, found, place, files)]
     return found, place, notes, ()
+
+
+def _of_steps_inside(target: Target, found: Found, place: Place, files: Files) -> list[Note]:
+    return [*notes_of_state(found, place, files), *(state_inside_notes(found) or steps_inside_notes(target))]
 
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.final_model import stray_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
+from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.components import component_names, expanded
+from ckpt_cli.discover.forms.states_inside import state_inside_notes
+from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
 from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
@@ -179,12 +182,21 @@ def report(
         drift=run_map(steps),
         sample=None if sample is None else parse_share(str(sample)),
         written=None if page is None else str(page),
-        notes=tuple(map(NoteInfo.of, (*stray_notes(target), *(mixed_notes(target, target.checkpoints[-1]) if target.checkpoints else ())))),
+        notes=tuple(map(NoteInfo.of, (*stray_notes(target), *_report_notes(target)))),
         seconds=time.monotonic() - started,
     )
     if page is not None:
         publish_file(run_page(result).encode(), page, "page")
     return result
+
+
+def _report_notes(target: Target) -> list[Note]:
+    """What is said of the steps as a whole, and of saves beside them that are none by their names."""
+    if not target.checkpoints:
+        return []
+    last = target.checkpoints[-1]
+    beside = uncounted_notes(target, last) if target.run is not None else state_inside_notes(last)
+    return [*mixed_notes(target, last), *(note for note in beside if note.level == "warning")]
 
 
 def _partial_notes(opened: Opened) -> list[Note]:

@@ -6,11 +6,11 @@ import difflib
 import fnmatch
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
 from ckpt_cli.commands.opening import named_tensors, opened_component
 from ckpt_cli.discover.open import Opened
@@ -107,15 +107,15 @@ def _tensor(opened: Opened, files: Files, name: str, order: ShardOrder) -> Tenso
     if name in known:
         return known[name]
     names = list(dict.fromkeys((*known, *stripped)))
-    where = f"ckpt inspect {shlex.quote(str(opened.found.path))} --all lists them"
+    where = f"ckpt inspect {shell.path(opened.found.path)} --all lists them"
     if GLOB.search(name):
         alike = [each for each in names if fnmatch.fnmatchcase(each, name)]
-        listed = list(map(printable, alike[:SOME]))
+        listed = list(map(shell.word, alike[:SOME]))
         hint = f"it matches {len(alike)}, such as {', '.join(listed)}: {where}" if len(alike) > SOME else where
         hint = f"did you mean {' or '.join(listed)}?" if 0 < len(alike) <= SOME else hint
         raise UsageError(f"{printable(name)} is a pattern, and show takes one tensor", expected="the name of a tensor", hint=hint)
     close = difflib.get_close_matches(name, names, n=1) or [each for each in names if f".{name}." in f".{each}."][:1]
-    hint = f"did you mean {printable(close[0])}?" if close else where
+    hint = f"did you mean {shell.word(close[0])}?" if close else where
     raise NotFound(f"there is no tensor {printable(name)} in {opened.components[0].name}", path=opened.found.path, hint=hint)
 
 

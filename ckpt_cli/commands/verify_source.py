@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.folders import ADAPTER_WEIGHTS
 from ckpt_cli.discover.components import expanded
 from ckpt_cli.discover.found import Found
@@ -105,8 +105,8 @@ def planned_source(
 
 def _fused_again(opened: Opened, folder: Path) -> str:
     """The commands that fuse adapters and show the difference from a model that was made of them elsewhere."""
-    merged = shlex.quote(f"{folder.name}_again")
-    return f"ckpt merge {shlex.quote(str(opened.found.path))} --base BASE -o {merged}, then ckpt diff {merged} {shlex.quote(str(folder))}"
+    merged = shell.path(f"{folder.name}_again")
+    return f"ckpt merge {shell.path(opened.found.path)} --base BASE -o {merged}, then ckpt diff {merged} {shell.path(folder)}"
 
 
 def _dtype_of(output: OutputTensor, kept: Collection[str]) -> Dtype:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.folders import DEPTH, Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import Undecidable, Unreadable, Unsupported
@@ -88,7 +89,7 @@ def _no_choice(folder: Path, readable: Sequence[Held], others: Sequence[Held], f
         several if len(named) + len(files) > 1 else alone,
         path=folder,
         expected="one folder with weights, or a folder that a trainer names so",
-        hint=f"give the folder you mean: {few([str(entry.path) for entry in whole or readable], 3)}",
+        hint=f"give the folder you mean: {few([shell.path(entry.path) for entry in whole or readable], 3)}",
     )
 
 
@@ -114,7 +115,9 @@ def doubted(match: Match, there: Folders) -> Match:
     if not others and not folders:
         return match
     text = f"nothing tells which of these in {folder.name}/ is the model: {few([file.name, *folders, *others], 6)}"
-    return replace(match, trouble=NoChoice(text, path=folder, expected="one model", hint=f"pass the file, if you mean that: {file}"))
+    return replace(
+        match, trouble=NoChoice(text, path=folder, expected="one model", hint=f"pass the file, if you mean that: {shell.path(file)}")
+    )
 
 
 def is_chosen(place: Place) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.steps import steps_of_run
@@ -176,7 +176,7 @@ def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> 
     """The error for a component that is not ``there``, where names go with what is shown of them."""
     close = [other for other in there if other.lower() == name.lower()] or difflib.get_close_matches(name, there, n=1)
     if name in OPTIMIZERS:
-        hint = f"ckpt extract-state {shlex.quote(str(path))} --optimizer writes the state of the optimizer"
+        hint = f"ckpt extract-state {shell.path(path)} --optimizer writes the state of the optimizer"
     else:
         listed = set(filter(None, re.split(r"[\s,+]+", name)))
         several = "both" if listed <= {"model", "ema"} & set(there) else "all"

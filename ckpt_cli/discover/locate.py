@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.beside.optimizer import optimizer_error
 from ckpt_cli.discover.between import is_chosen
@@ -261,7 +262,7 @@ def _suggestion(path: Path, near: Sequence[Path], more: bool, there: Folders) ->
     """What is near, or what was given."""
     if len(near) == 1:
         # "." says nothing to somebody who just typed a path in it.
-        return f"did you mean {near[0] if near[0].name else absolute(near[0])}?"
+        return f"did you mean {shell.path(near[0] if near[0].name else absolute(near[0]))}?"
     is_file = not there.is_folder(path)
     if near:
         folder = path.parent if is_file else path

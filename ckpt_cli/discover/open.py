@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.configs import config_notes, with_config
 from ckpt_cli.discover.beside.files import left_out_notes
 from ckpt_cli.discover.beside.final_model import compared_stray_notes, stray_notes
-from ckpt_cli.discover.beside.homes import asset_homes, asset_notes
+from ckpt_cli.discover.beside.homes import asset_homes, asset_notes, doubtful_homes
 from ckpt_cli.discover.beside.marks import check_marks, mark_notes
 from ckpt_cli.discover.beside.models import model_notes
 from ckpt_cli.discover.beside.optimizer import weights_hint
@@ -31,6 +32,7 @@ from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
+from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
@@ -173,9 +175,8 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
     described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
     notes = [*opened.notes, *extra_notes]
-    if opened.target.steps_inside and not any(note.code == "steps-inside" for note in opened.notes):
-        text = f"the folder has weights of its own and {opened.target.steps_inside} step folders: --step N picks one of these"
-        notes.append(Note("warning", "steps-inside", text))
+    if not any(note.code == "steps-inside" for note in opened.notes):
+        notes += steps_inside_notes(opened.target)
     if opened.target.refused:
         were = "was" if len(opened.target.refused) == 1 else "were"
         text = f"{few(opened.target.refused, 3)} beside the weights {were} not read, since no such step can be, and may be newer"
@@ -260,7 +261,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     place = found.known_place(name)
     homes = tuple(asset_homes(found, place))
     check_more(found, place)
-    assets = assets_of_step(found, homes, base)
+    assets = assets_of_step(found, homes, base, doubtful_homes(found, place))
     check_marks(found, place)
     try:
         options = reading_options(assets.config, shard_order)
@@ -364,7 +365,7 @@ def _step_hint(whole: Found, target: Target, also: tuple[Path, ...], located: Ta
         return None  # the folder of --also has no such step
     if target.run is not None and located is None and (option := target.option(whole)) is not None:
         return f"pass {option}, which is whole"
-    return None if also or target.nodes > 1 else f"use {whole.path}, which is whole"
+    return None if also or target.nodes > 1 else f"use {shell.path(whole.path)}, which is whole"
 
 
 def _why_not_whole(found: Found, type: str | None, files: Files, base: Path | None, shard_order: ShardOrder) -> CkptError | None:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from shlex import quote
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.folders import is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place, Tracker
 from ckpt_cli.errors import CkptError, Undecidable, Unreadable
@@ -75,7 +75,7 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
     if found and meant is None:
         error = next(iter(blocked_in(folder, there).values()), None)
         if error is not None:
-            other = f"pass {quote(str(folder / next(reversed(found))))} if that is the save you mean"
+            other = f"pass {shell.path(folder / next(reversed(found)))} if that is the save you mean"
             error.hint = ", or ".join(filter(None, (error.hint, other)))
             raise error
     if len(found) < 2:
@@ -84,7 +84,7 @@ def tags_of(folder: Path, there: Folders) -> list[Match]:
         return [*found.pop(meant), *(match for matches in found.values() for match in matches)]
     first = next(iter(found.values()))
     text, unread = f"there are {len(found)} saves in this folder: {few(list(found))}", _unread_in(folder, there)
-    hint = f"pass {quote(str(folder / next(reversed(found))))}, or another of them"
+    hint = f"pass {shell.path(folder / next(reversed(found)))}, or another of them"
     trouble: CkptError = Undecidable(text, path=folder, expected=_wanted(said), hint=hint)
     if unread is not None:
         text = f"{text}; which of them is meant is in a file that was not read: {unread.message}"

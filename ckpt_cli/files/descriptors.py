@@ -74,8 +74,11 @@ class Identity:
 
     @property
     def file(self) -> tuple[object, ...]:
-        """Equal for all names of one file, links included. What lies on no disk (device 0) has only its path."""
-        return (self.device, self.inode) if self.device else (self.path,)
+        """Equal for all names of one file, links included. What lies on no disk (device 0) has only its path.
+
+        Some file systems (of FUSE, or mounts of networks) give all files one inode number: size and mtime tell these apart.
+        """
+        return (self.device, self.inode, self.size, self.mtime_ns) if self.device else (self.path,)
 
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> Identity:

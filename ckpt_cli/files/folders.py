@@ -14,6 +14,7 @@ from operator import methodcaller
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple, Protocol
 
+from ckpt_cli import shell
 from ckpt_cli.errors import Unreadable
 from ckpt_cli.files.descriptors import ABSENT, unreadable
 from ckpt_cli.files.leftovers.apple_double import is_apple_double
@@ -243,7 +244,7 @@ def similar_hint(path: Path) -> str | None:
     if best < 0.6:  # as `difflib.get_close_matches` does
         return None
     found = [place / below for place in alike[best] if _leads_somewhere(place / below)] or alike[best]
-    return f"did you mean {' or '.join(map(str, found[:3]))}?"
+    return f"did you mean {' or '.join(map(shell.path, found[:3]))}?"
 
 
 def _leads_somewhere(path: Path) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from ckpt_cli import shell
 from ckpt_cli.errors import INTERRUPTED, CkptError, Inconsistent, InputError, PartOfSet
 from ckpt_cli.files.collecting import Uncollected
 from ckpt_cli.files.folders import Folders
@@ -110,7 +111,7 @@ def describe(match: Match, files: Files, options: ReadOptions) -> Component:
     alone = _alone(match)
     if alone is not None and (index := index_beside(alone, Folders())) is not None:
         text = f"{alone.name} is one of several files of the model that {index.name} lists"
-        raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {index}")
+        raise PartOfSet(text, path=alone, expected="the whole set", hint=f"pass {shell.path(index)}")
     files.expect(match.files, "rank files" if match.ranks else "files")
     try:
         with Uncollected(), files.noting() as opened:

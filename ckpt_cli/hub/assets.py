@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import folders_in, is_file, is_folder, is_there, similar_hint
@@ -90,8 +90,8 @@ class Assets:
         return [*lacks, *lacking_files(self.config, self.files)]
 
 
-def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
-    """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then from ``base``.
+def find_assets(homes: Sequence[Path], base: Path | None = None, doubtful: Sequence[Path] = ()) -> Assets:
+    """The assets of a component: from the ``huggingface`` folder in each home or the home itself, then ``base``, then ``doubtful``.
 
     Every family of files is that of the nearest folder which has it (`ckpt_cli.hub.beside.families`). Of a base, everything is an asset
     but weights, what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets
@@ -116,7 +116,7 @@ def find_assets(homes: Sequence[Path], base: Path | None = None) -> Assets:
             places.append(found)
             near |= {name: path for name, path in found.files.items() if name not in near}
     last = _of_base(base, seen, configs) if base is not None else None
-    chosen = choose(places, last)
+    chosen = choose(places, last, [listed(folder, seen, everything=False, configs=configs) for folder in doubtful])
     files = dict(chosen.files)
     if last is not None:
         broken += [path for path in last.broken if not is_decided(path.name, near) and path.name not in files]
@@ -184,7 +184,7 @@ def resolve_base(base: str) -> Path:
     if is_folder(folder):
         return Path(os.path.realpath(folder)) if ".." in folder.parts else folder
     hint = (
-        f"pass the folder of the file: --base {shlex.quote(str(folder.parent))}"
+        f"pass the folder of the file: --base {shell.path(folder.parent)}"
         if is_there(folder)
         else similar_hint(folder) or "check the path: nothing is there"
     )
@@ -200,7 +200,7 @@ def resolve_base(base: str) -> Path:
                 f"the Hub cache has {len(found)} snapshots of {base}, and no refs/main says which is meant",
                 path=repository,
                 expected="one snapshot, or refs/main",
-                hint=f"pass the path of one of them, such as --base {shlex.quote(str(found[0]))}",
+                hint=f"pass the path of one of them, such as --base {shell.path(found[0])}",
                 details=[str(snapshot) for snapshot in found],
             )
         if not is_there(folder.parent):

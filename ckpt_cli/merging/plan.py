@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.base_model.opened import Base, open_base
-from ckpt_cli.discover.default_output import default_output
+from ckpt_cli.discover.default_output import among_steps_notes, default_output
 from ckpt_cli.discover.nodes.also import more_folders
 from ckpt_cli.discover.open import Opened, OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
@@ -65,6 +65,8 @@ def planned_jobs(
             jobs += [_adapter_job(opened, component, beside, setting) for component in adapted]
     if len({job.output for job in jobs}) < len(jobs):
         raise UsageError("two components would go to the same folder", hint="merge them one by one with --type and -o")
+    if output is None and not options.in_place:
+        jobs = [replace(job, notes=(*job.notes, *among_steps_notes(opened.found, job.output))) for job in jobs]
     return jobs
 
 

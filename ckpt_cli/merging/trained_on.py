@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.open import Opened
 from ckpt_cli.errors import CkptError, Inconsistent
@@ -103,11 +103,7 @@ def _revision_notes(named: str, revision: object, base: Base) -> list[Note]:
     model = f"{here['owner']}/{here['name']}"
     text = f"{CONFIG} says that the adapter was trained on revision {printable(revision)} of {model}, but the base is {here['commit']}"
     snapshot = repository / "snapshots" / (wanted or "")
-    cure = (
-        f"pass --base {shlex.quote(str(snapshot))}"
-        if wanted is not None and is_there(snapshot)
-        else "that revision is not in the Hub cache"
-    )
+    cure = f"pass --base {shell.path(snapshot)}" if wanted is not None and is_there(snapshot) else "that revision is not in the Hub cache"
     return [Note("warning", "other-base", f"{text}: {cure}")]
 
 

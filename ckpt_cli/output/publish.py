@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.dtypes import overflow_hint
 from ckpt_cli.errors import CastOverflow, CkptError, OutputExists, Unreadable
 from ckpt_cli.files.folders import holds_something
@@ -260,7 +260,8 @@ def _key(whole: plan.Plan, *, checksum: bool) -> str:
 def _tell_kept(error: BaseException, kept: Sequence[Path], *, whole: int) -> None:
     """Add to an error that the same command goes on with what is finished; of one file of ``whole`` bytes, that nothing ever is."""
     if kept:
-        text = f"run the same command again to go on with the files that are finished, or give them up: rm -r {shlex.join(map(str, kept))}"
+        again = "run the same command again to go on with the files that are finished, or give them up"
+        text = f"{again}: rm -r {' '.join(map(shell.path, kept))}"
         if isinstance(error, CkptError):
             error.hint = f"{error.advice}; then {text}" if error.advice else text
         else:

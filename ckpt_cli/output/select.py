@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.files.folders import is_file
@@ -332,7 +332,7 @@ def _pattern_meant(include: Sequence[str], names: Sequence[str]) -> str:
         plain = re.sub(r"\.\*|\.\+", "*", pattern.strip("^$")).replace("\\", "")
         for meant in (plain, f"{plain}*", f"*{plain}*"):
             if not fnmatch.filter(names, pattern) and fnmatch.filter(names, meant):
-                return f"patterns are matched against whole names: did you mean --include {shlex.quote(meant)}?"
+                return f"patterns are matched against whole names: did you mean --include {shell.word(meant)}?"
     return "patterns are matched against whole names, as in '*.mlp.*'"
 
 

@@ -13,7 +13,6 @@ import ctypes
 import errno
 import glob
 import os
-import shlex
 import shutil
 import stat
 from contextlib import AbstractContextManager
@@ -22,6 +21,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
+from ckpt_cli import shell
 from ckpt_cli.errors import CkptError, CorruptFile, NoMemory, NoSpace, NotWritable, OutputExists, Unreadable
 from ckpt_cli.files import manifest
 from ckpt_cli.files.source import Files
@@ -336,7 +336,7 @@ class Staging:
                 os.rename(self._aside, self.target)
             except OSError as error:
                 message = f"neither the new output nor the old one could be renamed into place: {error.strerror}"
-                hint = f"the old one is whole: mv {shlex.join(map(str, (self._aside, self.target)))}"
+                hint = f"the old one is whole: mv {' '.join(map(shell.path, (self._aside, self.target)))}"
                 raise NotWritable(message, path=self.target, hint=hint) from error
             raise
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.errors import PushFailed, Unsupported, UsageError, install
 from ckpt_cli.files.remote.failures import ALLOW_NETWORK
 
@@ -66,10 +66,10 @@ class Destination:
 
     def again(self, folder: Path) -> str:
         """The command that pushes an output that is there."""
-        words = ["ckpt", "publish", str(folder), "--push-to-hub", self.repo]
+        words = ["--push-to-hub", self.repo]
         words += ["--private"] if self.private else []
         words += ["--branch", self.branch] if self.branch != MAIN else []
-        return shlex.join(words)
+        return f"ckpt publish {shell.path(folder)} {shell.join(words)}"
 
 
 def refuse_several(destination: Destination | None, outputs: Sequence[Path]) -> None:

@@ -6,7 +6,6 @@ What was uploaded before an interruption is not uploaded again: the Hub knows fi
 from __future__ import annotations
 
 import contextlib
-import shlex
 import tempfile
 import time
 import warnings
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli import __version__
+from ckpt_cli import __version__, shell
 from ckpt_cli.errors import CkptError, PushFailed
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest
@@ -61,7 +60,7 @@ def _refuse_wrong(folder: Path, verified: Sequence[VerifyResult], *, strict: boo
         found = [item for one in verified for item in one.of_severity(severity)]
         if found:
             text = f"the output is not pushed, since its verification found {severity}s{' (--strict)' if severity == 'warning' else ''}"
-            hint = f"see what is wrong: {shlex.join(['ckpt', 'verify', str(folder), '--full'])}"
+            hint = f"see what is wrong: ckpt verify {shell.path(folder)} --full"
             raise PushFailed(text, path=folder, details=[f"{item.code}: {item.message}" for item in found], hint=hint)
 
 

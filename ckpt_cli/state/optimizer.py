@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ckpt_cli.discover.beside.homes import asset_homes
+from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.discover.open import OpenedComponent, describe_place, reading_options
 from ckpt_cli.discover.optimizers.files import OptimizerFiles, find_optimizer_files, optimizer_folders, other_optimizers, owned_files
@@ -83,7 +83,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
     ranks = [read_entries(rank, path, files) for rank, path in sorted(listed.ranks.items())]
     notes = _check_groups(ranks)
     if all(isinstance(parameter, str) for entries in ranks for parameter in _parameters(entries)):
-        config = find_assets(asset_homes(found, place)).config
+        config = find_assets(asset_homes(found, place), doubtful=doubtful_homes(found, place)).config
         slots = _by_name(ranks, listed, reading_options(config, shard_order))
         names = {str(name): str(name) for entries in ranks for name in _parameters(entries)}
         values = {key: value for entries in reversed(ranks) for key, value in entries.values.items()}

@@ -69,7 +69,7 @@ class Piece:
 def places_of(tensors: Iterable[Tensor]) -> frozenset[tuple[object, ...]]:
     """Where the bytes of tensors lie, whatever their files are called: equal for one checkpoint that is named in two ways.
 
-    Files are told apart by device and inode, so links and hard links change nothing; two components in one file lie in other places.
+    All names of one file count as one, so links and hard links change nothing; two components in one file lie in other places.
     """
     pieces = (piece for tensor in tensors for piece in tensor.pieces)
     return frozenset((*p.source.identity.file, p.source.identity.start, p.offset, p.strides, p.box) for p in pieces)

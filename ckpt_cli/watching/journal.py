@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Age, ages
 from ckpt_cli.errors import CorruptFile, NotWritable, UsageError
 from ckpt_cli.files.folders import is_file
@@ -138,7 +138,7 @@ def as_typed(options: Mapping[str, Any]) -> str:
         elif isinstance(value, Mapping):
             words.append(f"{option} {','.join(f'{key}={each}'.replace('_', '-') for key, each in value.items())}")
         else:
-            words += [f"{option} {shlex.quote(str(each))}" for each in (value if isinstance(value, list) else [value])]
+            words += [f"{option} {shell.word(str(each))}" for each in (value if isinstance(value, list) else [value])]
     return " ".join(words) or "none that changes what is written"
 
 

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import short_reason
@@ -111,7 +112,7 @@ class WatchedRun:
             self._pass_over(bare_steps(self.path, self.options), {})
             return None
         if target.run is None:
-            raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {self.path}")
+            raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {shell.path(self.path)}")
         due: list[float] = []
         wanted = {step: found for found, step in steps_of(target, self.options)}
         written = written_in(target)

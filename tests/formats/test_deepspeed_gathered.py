@@ -122,3 +122,16 @@ class TestInTheFolderOfATag:
         said = [note for note in ckpt_cli.detect(tag).checkpoint.notes if note.code in ("other-model", "other-weights")]
         assert [note.level for note in said] == [level]
         assert ("in another dtype" in said[0].text) == (level == "info")
+
+
+@pytest.mark.parametrize(("change", "level"), [(same, "info"), (of_another_step, "warning")])
+def test_a_folder_that_zero_to_fp32_made_is_compared(change: Callable[[Weights], Weights], level: str, copy: Copy) -> None:
+    """DeepSpeed >= 0.16 makes a folder of the name that was meant for the file."""
+    folder = copy("deepspeed", "hf-trainer-z3-w2")
+    step = folder / "run" / "checkpoint-4"
+    (step / "pytorch_model.bin").mkdir()
+    torch.save(change(load_file(folder / "expected.safetensors")), step / "pytorch_model.bin" / "pytorch_model.bin")
+    told, text = notes(step)["other-weights" if level == "info" else "other-model"]
+    assert told == level
+    assert "; pytorch_model.bin/ holds the same " in text
+    assert "cannot be read" not in text

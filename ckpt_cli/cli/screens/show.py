@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+from ckpt_cli import shell
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.widgets import again, as_cells, new_table, next_line, plain, print_facts, print_notes
 from ckpt_cli.names import printable
@@ -47,7 +48,7 @@ def show_result(result: ShowResult, session: Session) -> None:
         _print_parts(result, console, everything=session.verbose)
     console.print()
     print_notes(session, result.notes)
-    where = f"{text.argument(session.path or result.path)} {text.argument(result.name)}{session.again}"
+    where = f"{text.argument(session.path or result.path)} {shell.word(result.name)}{session.again}"
     all_of_it = f"ckpt inspect {text.argument(session.path or result.path)}{again(session, 'inspect')}"
     whole = len(result.values) == math.prod(result.shape)
     last = _last_slice(result)

@@ -175,7 +175,7 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
             if item.numbers.get("damaged") == "source":
                 return None, f"get {item.file} again: the source is damaged, so anything made from it is too"
             if advice == AGAIN and result.made_by:
-                return " ".join(text.argument(word) for word in result.made_by), None
+                return text.words_again(result.made_by), None
             if advice == AGAIN:
                 extra = item.code == "missing-tensor" and any(other.code == "extra-tensor" for other in result.findings)
                 unless = ", unless the weights are those of another model than config.json names, such as a draft model"
@@ -185,7 +185,7 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
     if code is not None:
         if result.made_by and "--base" not in result.made_by:
             # No command to copy: which folder it is nobody knows but the user.
-            words = " ".join([*(text.argument(word) for word in result.made_by[:-2]), "--base DIR", *result.made_by[-2:]])
+            words = " ".join([text.words_again(result.made_by[:-2]), "--base DIR", *result.made_by[-2:]])
             return None, f"with the base model as DIR, for its config: {words}"
         return None, KINDS[code].advice
     if result.made_from is not None and not result.against:

@@ -5,11 +5,11 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_cli import shell
 from ckpt_cli.cli import text
 from ckpt_cli.cli.words.elsewhere import beside
 from ckpt_cli.cli.words.hints import own_options
@@ -66,8 +66,8 @@ def print_notes(session: Session, notes: Iterable[NoteInfo], *, everything: bool
 
 def for_real(session: Session, command: str, arguments: Sequence[str]) -> str:
     """The command that does what was planned: as it was typed, without --dry-run."""
-    typed = [word for word in session.typed if word != "--dry-run"] or [text.path(argument) for argument in arguments]
-    return " ".join(["ckpt", command, *map(shlex.quote, typed)])
+    typed = [word for word in session.typed if word != "--dry-run"]
+    return f"ckpt {command} {shell.join(typed) or text.words_again(arguments)}".rstrip()
 
 
 def next_line(session: Session, command: str) -> None:
@@ -79,7 +79,7 @@ def next_line(session: Session, command: str) -> None:
 
 def again(session: Session, command: str) -> str:
     """The options of this command that say what is read and how, without those that the next one does not have."""
-    words = shlex.split(session.again)
+    words = shell.split(session.again)
     known = own_options(command)
     return "".join(f" {name} {text.argument(value)}" for name, value in zip(words[::2], words[1::2], strict=True) if name in known)
 

@@ -5,10 +5,10 @@ Names from files only ever become `rich.text.Text`, with control characters esca
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ckpt_cli import shell
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.checkpoint import checkpoint_facts, counted_tensors, passed_over
 from ckpt_cli.cli.screens.comparison import base_facts, print_drift
@@ -248,7 +248,7 @@ def _next_part(session: Session, outputs: Sequence[WrittenFolder]) -> None:
         return
     mine, other = f"{parts[0].number}/{parts[0].count}", f"{missing[0]}/{parts[0].count}"
     typed = [other if word == mine else word.replace(f"--part={mine}", f"--part={other}") for word in session.typed]
-    next_line(session, " ".join(["ckpt", session.command, *map(shlex.quote, typed)]))
+    next_line(session, shell.join(["ckpt", session.command, *typed]))
 
 
 def _beside(checkpoint: Checkpoint) -> list[tuple[str, str]]:

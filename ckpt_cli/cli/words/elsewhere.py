@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shlex
 from collections.abc import Sequence
 
+from ckpt_cli import shell
 from ckpt_cli.errors import OutputExists
 from ckpt_cli.paths import absolute, current_folder, from_here
 
@@ -33,7 +33,7 @@ def free_file(name: str) -> str:
 def beside(checkpoint: str, again: str) -> str | None:
     """A free name for a merged checkpoint if that which it has by default, with the options of ``again``, is taken, else None."""
     stem = os.path.splitext(checkpoint)[0] if os.path.isfile(checkpoint) else checkpoint.rstrip("/")
-    words = shlex.split(again)
+    words = shell.split(again)
     components = [f"_{value}" for option, value in itertools.pairwise(words) if option == "--type"]
     return free_name(f"{stem}_merged") if any(os.path.lexists(f"{stem}_merged{end}") for end in ("", *components)) else None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.cli.words.help import kind_of, label_of, metavar_of
 from ckpt_cli.cli.words.synonyms import COMMANDS
 from ckpt_cli.errors import CkptError, NotFound, UsageError
@@ -165,7 +165,7 @@ def _follows(option: str, name: str, arguments: Sequence[str]) -> bool:
 
 def no_such_command(word: str, commands: Mapping[str, Any], arguments: Sequence[str]) -> CkptError:
     """The error for a word that is no command: a path without one, a misspelt one."""
-    rest = shlex.join(arguments)
+    rest = shell.join(arguments)
     is_address = URL.fullmatch(word) is not None
     if (is_address or os.path.lexists(os.path.expanduser(word))) and word not in commands:
         what = "an address" if is_address else "a path"
@@ -199,7 +199,7 @@ def _early(option: str, arguments: Sequence[str]) -> CkptError:
     name, _ = command_of(arguments)
     if name is not None:
         at = next(i for i, word in enumerate(arguments) if word == name or COMMANDS.get(word) == name)
-        rest = shlex.join(["ckpt", *arguments[at:], *arguments[:at]])
+        rest = shell.join(["ckpt", *arguments[at:], *arguments[:at]])
         return UsageError(f"{option} stands before the command", expected="options after it", hint=rest)
     near = closest(option, [name for parameter in root_command().params for name in parameter.opts])
     hint = f"did you mean {near}?" if near else "options come after a command: ckpt COMMAND PATH [OPTIONS]"
@@ -262,7 +262,7 @@ def refuse_swapped(command: str, path: str, other: str) -> None:
         and not os.path.lexists(first)
         and not os.path.lexists(os.path.join(second, MANIFEST))
     ):
-        hint = f"PATH comes first: {shlex.join(['ckpt', command, other, path])}"
+        hint = f"PATH comes first: {shell.join(['ckpt', command, other, path])}"
         raise NotFound("no such file or folder", path=path, hint=hint)
 
 
@@ -281,9 +281,9 @@ def refuse_two_inputs(path: str, other: str, output: str | None = None) -> None:
         locate(Path(second), None, ())
     except CkptError:
         return
-    both = shlex.join([path, other])
+    both = shell.join([path, other])
     if output is not None:
-        hint = f"ckpt average {both} -o {shlex.quote(output)} writes their mean; merge them one by one otherwise"
+        hint = f"ckpt average {both} -o {shell.word(output)} writes their mean; merge them one by one otherwise"
         raise UsageError(f"two checkpoints: {both}", expected="one PATH, and a folder to write", hint=hint)
     hint = f"two inputs? ckpt average {both} -o DIR, or ckpt diff {both}; to write a folder, choose another -o"
     raise UsageError(
@@ -294,7 +294,7 @@ def refuse_two_inputs(path: str, other: str, output: str | None = None) -> None:
 def refuse_number(path: str, other: str) -> None:
     """Raise UsageError for a bare number where the output stands: a step is meant, or the name is to be written as a path."""
     if other.isdecimal():
-        again = shlex.join(["ckpt", "merge", path, "--step", other])
+        again = shell.join(["ckpt", "merge", path, "--step", other])
         raise UsageError(f"{other} stands where the output is named", hint=f"did you mean {again}? a folder of that name is -o ./{other}")
 
 
@@ -305,7 +305,7 @@ def _missing(parameter: Any, command: Any, arguments: Sequence[str]) -> CkptErro
     return UsageError(
         f"{_long(parameter)} is missing",
         expected=f"{label_of(parameter)}: {parameter.help}",
-        hint=f"{shlex.join(['ckpt', *arguments])} {short} {metavar_of(parameter)}",
+        hint=f"{shell.join(['ckpt', *arguments])} {short} {metavar_of(parameter)}",
     )
 
 
@@ -320,10 +320,10 @@ def _too_many(words: str, path: str, command: Any, arguments: Sequence[str]) -> 
     if len(there) > 1 and len(takes) == 1 and there[-1] == words.split()[-1]:
         folders = {os.path.dirname(word) for word in there}
         together = len(folders) == 1 and "" not in folders and not any(map(os.path.isdir, there))
-        each = f'one at a time: for each in {shlex.join(there)}; do {path} "$each"; done'
-        hint = f"the folder that holds them: {path} {shlex.quote(folders.pop())}" if together else each
+        each = f'one at a time: for each in {shell.join(there)}; do {path} "$each"; done'
+        hint = f"the folder that holds them: {path} {shell.word(folders.pop())}" if together else each
     if "--stats" in options and not os.path.lexists(first):
-        given = shlex.quote(next((word for word in there if word != first), "PATH"))
-        one = f"ckpt show {given} {'NAME' if re.search(r'[*?[]', first) else shlex.quote(first)}"
+        given = shell.word(next((word for word in there if word != first), "PATH"))
+        one = f"ckpt show {given} {'NAME' if re.search(r'[*?[]', first) else shell.word(first)}"
         hint = f"ckpt inspect {given} --all lists every tensor; for one by its name: {one}"
     return UsageError(message, expected=expected, hint=hint)

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.cli.words.synonyms import arguments_of, option_names, takes_value
 from ckpt_cli.errors import UsageError
 
@@ -34,9 +35,9 @@ def refuse_unquoted(words: Sequence[str], command: Any) -> None:
     if not arguments_of(words[:at], command):
         while end > where[-1] + 1 and os.path.lexists(os.path.expanduser(words[end - 1])):
             end -= 1
-    meant = shlex.quote(" ".join(map(_quoted, (first, *words[begin:end]))))
-    again = shlex.join([*words[:at], OPTION]) + f" {meant}"
-    rest = f" {shlex.join(words[end:])}" if words[end:] else ""
+    meant = shell.word(" ".join(map(_quoted, (first, *words[begin:end]))))
+    again = shell.join([*words[:at], OPTION]) + f" {meant}"
+    rest = f" {shell.join(words[end:])}" if words[end:] else ""
     raise UsageError(
         f"{OPTION} takes one word, and {words[begin]} follows it", expected="a command in quotes", hint=f"ckpt {command.name} {again}{rest}"
     )

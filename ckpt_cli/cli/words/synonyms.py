@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.cli.words.periods import UNIT
 from ckpt_cli.errors import UsageError
 
@@ -105,7 +105,7 @@ def refuse_slips(words: Sequence[str], command: Any) -> None:
             raise UsageError(f"{word} begins with a dash that is no minus", hint=f"options begin with two minus signs: {option}")
         bare, equals, value = word.partition("=")
         if equals and f"--{bare}" in names and not os.path.lexists(word) and words[at - 1] not in names:
-            raise UsageError(f"{word} is no option", hint=f"did you mean --{bare} {shlex.quote(value)}?")
+            raise UsageError(f"{word} is no option", hint=f"did you mean --{bare} {shell.word(value)}?")
     for parameter in command.params:
         if parameter.name not in ONCE or getattr(parameter, "multiple", False):
             continue

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.cli.words.help import metavar_of
 from ckpt_cli.cli.words.synonyms import arguments_of
 from ckpt_cli.errors import UsageError
@@ -38,7 +38,7 @@ def refuse_together(words: Sequence[str], command: Any) -> None:
     elif not len(places) < len(listed) <= most:
         return
     rest = [word for at, word in enumerate(words) if at not in places]
-    again = shlex.join(["ckpt", command.name, *listed, *weights, *rest])
+    again = shell.join(["ckpt", command.name, *listed, *weights, *rest])
     needs = [parameter for parameter in command.params if parameter.param_type_name == "option" and parameter.required]
     again += "".join(f" {min(each.opts, key=len)} {metavar_of(each)}" for each in needs if not _is_given(each.opts, words))
     wrong = next(words[at] for at in places if parts[at] != [words[at]] or weights)

@@ -21,9 +21,9 @@ from ckpt_cli.hub.beside.tokenizers import has_vocabulary, is_trace
 from ckpt_cli.hub.tokenizer_file import TOKENIZER
 
 
-def assets_of_step(found: Found, homes: Sequence[Path], base: Path | None) -> Assets:
+def assets_of_step(found: Found, homes: Sequence[Path], base: Path | None, doubtful: Sequence[Path] = ()) -> Assets:
     """The assets of a component, with what another step has of them. Raises what `find_assets` raises."""
-    assets = find_assets(homes, base)
+    assets = find_assets(homes, base, doubtful)
     own = [home for home in homes if home.is_relative_to(found.path)]
     with contextlib.suppress(CkptError):  # another step is only looked at for a warning
         for step in steps_around(found):

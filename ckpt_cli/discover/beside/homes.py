@@ -19,7 +19,7 @@ from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.step_names import epoch_of, step_of
 from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
 from ckpt_cli.formats.training_state_names import is_state_file
-from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
+from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets, files_of
 from ckpt_cli.hub.beside.listed import home_of
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import is_doubtful, is_unknown
@@ -37,6 +37,21 @@ OF_SIDE_FILES = frozenset(
     ("hf", "huggingface", "transformers", "pretrained", "model", "tokenizer", "processor", "preprocessor", "config", "configs", "assets")
 )
 """What a folder of side files is called, where it lies in a run, or beside weights that are no step of one."""
+
+IN_STEPS = OF_SIDE_FILES | {
+    "and",
+    "checkpoint",
+    "ckpt",
+    "export",
+    "files",
+    "final",
+    "format",
+    "hub",
+    "metadata",
+    "processors",
+    "tokenizers",
+}
+"""What one in a step is called besides: nothing here says that it is of another model."""
 
 TOKENIZERS = re.compile(r"(?!.*(audio|speech|sound|image|vision|visual|video|vq|vae)).*tokenizers?([_-].*)?", re.IGNORECASE)
 IN_PARTS = ("model_index.json", "modules.json")
@@ -71,11 +86,23 @@ def _homes(found: Found, place: Place) -> list[list[Path]]:
     return [[home, *(folder for folder in _used_inner(home, found, there) if folder not in own)] for home in own]
 
 
+def doubtful_homes(found: Found, place: Place) -> list[Path]:
+    """Folders in those of a step that hold nothing but side files, and whose names do not say that these are the component's.
+
+    A judge, a reward model or the model that a training started from may have left them: they count after all else, the base included.
+    """
+    own, there = [home for homes in _homes(found, place) for home in homes], Folders()
+    homes = [home for home in own if _is_in_step(home, found)]
+    held = {folder: kinds for home in homes for folder, kinds in _inner(home, found, there).items() if folder not in own}
+    unknown = {folder: kinds for folder, kinds in held.items() if not _counts_by_name(folder, found)}
+    return [folder for folder in unknown if not _rivals(folder, unknown)]
+
+
 def homes_in_step(step: Path, own: Sequence[Path], found: Found) -> list[Path]:
     """The folders of side files of another step of a run: those that its ``own`` of a step are there, and others that they hold."""
     other, there = replace(found, path=step, places=(), more=()), Folders()
     same = [step / home.relative_to(found.path) for home in own]
-    return list(dict.fromkeys(each for home in same for each in (home, *_used_inner(home, other, there))))
+    return list(dict.fromkeys(each for home in same for each in (home, *_used_inner(home, other, there, any_name=True))))
 
 
 def _of_run(run: Path) -> list[Path]:
@@ -85,17 +112,21 @@ def _of_run(run: Path) -> list[Path]:
 # -- folders of side files -------------------------------------------------------------------------------------------
 
 
-def _used_inner(home: Path, found: Found, there: Folders) -> list[Path]:
-    """The folders in a home that its side files may be in."""
+def _used_inner(home: Path, found: Found, there: Folders, *, any_name: bool = False) -> list[Path]:
+    """The folders in a home that its side files may be in, by their names or of ``any_name``."""
     held = _inner(home, found, there)
-    named = {folder: kinds for folder, kinds in held.items() if _counts_by_name(folder, found)}
+    named = {folder: kinds for folder, kinds in held.items() if any_name or _counts_by_name(folder, found)}
     return [folder for folder in named if not _rivals(folder, named)]
 
 
 def _counts_by_name(folder: Path, found: Found) -> bool:
-    """Whether a folder beside weights belongs to them. What lies in a step does; others may be of anything."""
-    in_step = found.step is not None and folder.is_relative_to(found.path)
-    return in_step or all(word in OF_SIDE_FILES for word in re.split(r"[ ._-]+", folder.name.lower()))
+    """Whether a folder beside weights belongs to them, by its name."""
+    known = IN_STEPS if _is_in_step(folder, found) else OF_SIDE_FILES
+    return all(word in known for word in re.split(r"[ ._-]+", folder.name.lower()))
+
+
+def _is_in_step(folder: Path, found: Found) -> bool:
+    return found.step is not None and folder.is_relative_to(found.path)
 
 
 def _rivals(folder: Path, held: Mapping[Path, Mapping[str, Path]]) -> list[Path]:
@@ -158,19 +189,26 @@ def _holds_more(folder: Path, there: Folders) -> bool:
     return bool(known or recognise(folder, there) or files_with_weights(folder, there)) or held_below(folder, there) != []
 
 
-def _beside_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Sequence[Path]]) -> list[Note]:
+def _beside_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Sequence[Path]], doubtful: Collection[Path]) -> list[Note]:
     """Warnings about folders in the homes of a component with side files that it lacks, and that were not taken from there."""
     there = Folders()
     used = {home for inner in homes for home in inner}
-    own = {home_of(name, path) for name, path in assets.files.items()} & (used | {home / HUB_FOLDER for home in used})
+    own = {home_of(name, path) for name, path in assets.files.items()} & {*used, *(home / HUB_FOLDER for home in used), *doubtful}
     notes = []
     for home, *_ in homes:
         for folder, kinds in _inner(home, found, there).items():
             lacking = [kind for kind in kinds if not _has(kind, assets, own)] if folder not in used else []
-            if lacking:
+            if lacking and not _holds_the_same(folder, assets):
                 text = f"{folder} holds {' and '.join(lacking)}, and was not read: nothing tells that {_goes(lacking)} with these weights"
                 notes.append(Note("warning", "assets-beside", f"{text}; if so, copy the files into {place.home}"))
     return notes
+
+
+def _holds_the_same(folder: Path, assets: Assets) -> bool:
+    """Whether all side files of a folder are those that were taken, from wherever it was."""
+    with contextlib.suppress(CkptError):
+        return all(name in assets.files and read_small(path) == read_small(assets.files[name]) for name, path in files_of(folder).items())
+    return False
 
 
 def _has(kind: str, assets: Assets, own: Collection[Path]) -> bool:
@@ -217,6 +255,7 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
     of_run = [folder for run in runs for folder in _of_run(run)]
     homes = _homes(found, place)
     inner = {folder for _, *folders in homes for folder in folders}
+    doubtful = doubtful_homes(found, place)
     places: dict[Path, list[str]] = {}
     for name, path in files.items():
         places.setdefault(home_of(name, path), []).append(name)
@@ -228,7 +267,14 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
             notes.append(Note("info", "assets-of-run", text))
         elif where in (*of_run, *inner):
             notes.append(Note("info", "assets-of-folder", f"{taken}: taken from {where}, since nothing nearer to {place.name} has them"))
-    return [*notes, *_beside_notes(found, place, assets, homes), *_unknown_notes(found, [home for each in homes for home in each], files)]
+        elif where in doubtful:
+            text = f"{taken}: taken from {where}, since nothing else has them; its name does not say that they go with these weights"
+            notes.append(Note("warning", "assets-of-folder", f"{text}: if they do not, put the right ones into {place.home}"))
+    return [
+        *notes,
+        *_beside_notes(found, place, assets, homes, doubtful),
+        *_unknown_notes(found, [home for each in homes for home in each], files),
+    ]
 
 
 def _unknown_notes(found: Found, homes: Collection[Path], files: Mapping[str, Path]) -> list[Note]:

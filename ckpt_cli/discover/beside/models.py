@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ckpt_cli.discover.between import NoChoice
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import entries_in, is_file, is_folder
@@ -49,7 +50,9 @@ def model_notes(found: Found, place: Place, component: Component, config: Config
     These are model folders inside of the component's, and of DeepSpeed's masters and weights gathered in 16 bits the one not read.
     """
     compared = [(folder, comparison_with_folder(folder, component.tensors, config, files)) for folder in _model_folders(place)]
-    compared += [(match.first, comparison_with_form(match, component.tensors, config, files)) for match in _other_forms(found, place)]
+    compared += [
+        (match.first, comparison_with_form(match, component.tensors, config, files, place.home)) for match in _other_forms(found, place)
+    ]
     notes = {}
     read = f"{few([path.name for path in component.files], 1)} {'was' if len(component.files) == 1 else 'were'} read for {place.name}"
     for path, comparison in compared:
@@ -69,9 +72,15 @@ def _other_forms(found: Found, place: Place) -> list[Match]:
     return [match for match in others if match.group in (None, place.match.group)]
 
 
-def comparison_with_form(match: Match, held: Mapping[str, Tensor], config: Config, files: Files) -> Comparison:
-    """The same model in another dtype, compared with the weights that are ``held``."""
-    shown = f"{match.root.name}/" if format_of(match).in_tags else match.first.name
+def comparison_with_form(match: Match, held: Mapping[str, Tensor], config: Config, files: Files, home: Path | None = None) -> Comparison:
+    """The same model in another dtype, compared with the weights that are ``held``; in a folder of its own, if that is not their ``home``.
+
+    zero_to_fp32.py of DeepSpeed >= 0.16 makes a folder of the name that it is given, such as ``pytorch_model.bin``. That nothing tells
+    which of the two is the model does not matter here.
+    """
+    in_folder = home is not None and match.root not in (home, match.first)
+    shown = f"{match.root.name}/" if format_of(match).in_tags or in_folder else match.first.name
+    match = replace(match, trouble=None) if isinstance(match.trouble, NoChoice) else match
     try:
         tensors = describe(match, files, ReadOptions()).tensors
     except CkptError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.errors import CkptError, IsOptimizer
 from ckpt_cli.files.folders import Folders
@@ -31,7 +31,7 @@ def weights_hint(optimizer: Path, there: Folders) -> str | None:
                 match = places[0].match
                 named = match.root if match.root != folder else match.files[0]
                 beside = "beside it" if folder == optimizer.parent else f"in {printable(folder.name)}"
-                place = shlex.quote(shown(str(folder)))
+                place = shell.path(shown(str(folder)))
                 return (
                     f"the weights are {printable(named.name)} {beside}: ckpt merge {place}; "
                     f"the state of the optimizer is for ckpt extract-state {place} --optimizer"

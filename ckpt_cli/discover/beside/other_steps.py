@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Found, Place, ages
 from ckpt_cli.errors import Inconsistent, Unreadable
 from ckpt_cli.files.folders import Folders, status_of
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counter_of, step_of
 from ckpt_cli.names import few
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.urls import is_remote
 
@@ -22,6 +25,10 @@ MAX_SIBLINGS = 64
 END = 1 << 16
 """Bytes at each end of two files that are compared. The checksums of some hundred records of torch fit into the last ones."""
 
+OF_A_LAYER = re.compile(r"layer_[0-9]+(-|_expert_[0-9]+_).*\.pt", re.ASCII)
+"""What DeepSpeed saves of a layer of a pipeline, or of an expert. Without training it has the same bytes in every step, and programs that
+save space (``jdupes -L``, ``hardlink``) make one file of them."""
+
 ZIP = b"PK"
 SECOND = 10**9
 
@@ -30,13 +37,13 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     """A warning if ``files`` of a step are those of another step of its run, through links, as the same files under two names, or copies.
 
     Raises Inconsistent if some are, and others its own, where each rank wrote one: no save was ever like that. Parts of a model may be
-    shared on purpose, if they were not trained. A file under two names, or there twice, is taken for that of the lower step. Copies are
-    only looked for among ``weights``: state may be the same in two steps.
+    shared on purpose, if they were not trained, and so may the layers of a pipeline under two names. A file under two names, or there
+    twice, is taken for that of the lower step. Copies are only looked for among ``weights``: state may be the same in two steps.
     """
     if found.step is None or step_of(found.path) != found.step:
         return []
     steps = _Steps(found)
-    paths = list(dict.fromkeys(files))
+    paths = list({absolute(path): path for path in files}.values())
     linked = {path: other for path in paths if (other := steps.led_to(path)) is not None}
     held = linked | {path: other for path in paths if path not in linked and (other := steps.shared_with(path)) is not None}
     are_links = bool(held)
@@ -54,10 +61,14 @@ def other_step_notes(found: Found, place: Place, files: Iterable[Path], *, weigh
     told = few([f"{path.name} {'is that of' if path in older else 'is also in'} {other}" for path, other in held.items()], 3)
     text = f"the files of {place.name} are not all of {step}: {told}"
     foreign = [path for path in held if path in older]
+    mixed = [path for path in foreign if path in linked or not (are_links and OF_A_LAYER.fullmatch(path.name))]
     # Of copies that are the most, the step may be the one that was copied.
-    if format_of(place.match).is_sharded and foreign and (are_links or 2 * len(foreign) <= len(paths)):
-        hint = f"put the file of {step} in place of {foreign[0]}"
-        raise Inconsistent(text, path=foreign[0], expected=f"files of {step} only", hint=hint)
+    if format_of(place.match).is_sharded and mixed and (are_links or 2 * len(foreign) <= len(paths)):
+        hint = f"put the file of {step} in place of {mixed[0]}"
+        if mixed[0] in linked and OF_A_LAYER.fullmatch(mixed[0].name) and mixed[0].is_symlink():
+            copied = " ".join(["cp --remove-destination", shell.path(os.path.realpath(mixed[0])), shell.path(mixed[0])])
+            hint += f", or if that layer was not trained, and is the same in both, a copy in place of the link: {copied}"
+        raise Inconsistent(text, path=mixed[0], expected=f"files of {step} only", hint=hint)
     return [Note("warning", "other-step", text)]
 
 

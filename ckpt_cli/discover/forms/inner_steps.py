@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.models import Comparison, comparison_of
 from ckpt_cli.discover.components import expanded
 from ckpt_cli.discover.found import Found, Place
@@ -97,7 +98,7 @@ def notes_inside(step: Path, read: Read, files: Files) -> list[Note]:
         one = len(inner) + len(blocked) - len(same) == 1
         why = f"if a copy landed in its target, or training went on in {step.name}/, {'that' if one else 'one of these'} may be newer"
         text = f"{read.called or read.name} was read from {step.name}/ itself; {'; '.join(others)}: {why}"
-        text += f", and is read by passing {newest}"
+        text += f", and is read by passing {shell.path(newest)}"
         notes.append(Note("warning", CODE, text))
     return notes
 

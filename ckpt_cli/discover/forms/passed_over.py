@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.models import Comparison, comparison_of
 from ckpt_cli.discover.found import Found, PassedOver, Place
 from ckpt_cli.discover.places import spoken
@@ -101,7 +102,7 @@ def _form_note(place: Place, other: Match, component: Component, config: Config,
             f"two saves are in one folder, and {spoken(place.match)} would be read for {place.name}; {comparison.text}; {when}",
             path=place.match.root,
             expected="the files of one save",
-            hint=f"pass {other.first} for the later one, or move the files of the other to another folder",
+            hint=f"pass {shell.path(other.first)} for the later one, or move the files of the other to another folder",
         )
     if is_newer is False:
         return Note("info", "passed-over", f"{read}; {comparison.text}; {when}")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.beside.homes import asset_homes, run_folders
 from ckpt_cli.discover.found import Found, Place, Target, same_step
 from ckpt_cli.discover.nodes.joining import CONTRADICTIONS, Joined, joined_checkpoint, twin_of
@@ -47,7 +48,7 @@ def _refuse_known(first: Target, second: Target) -> None:
                 f"--also names files that are read already: {second.path}",
                 path=first.path,
                 expected="a folder of another node",
-                hint=f"pass {second.path} alone: its folders are joined" if second.nodes > 1 else "leave it out",
+                hint=f"pass {shell.path(second.path)} alone: its folders are joined" if second.nodes > 1 else "leave it out",
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,10 @@ class Chosen:
     notes: tuple[Note, ...] = ()
 
 
-def choose(run: Sequence[Listed], base: Listed | None) -> Chosen:
-    """The files of the folders of a run, the nearest first, and of its base, which comes after them."""
+def choose(run: Sequence[Listed], base: Listed | None, doubtful: Sequence[Listed] = ()) -> Chosen:
+    """The files of the folders of a run, the nearest first, and of its base, which comes after them, and last those of doubtful folders."""
     places = [*run, *([base] if base is not None else [])]
+    places += [_lacked(place, tuple(places)) for place in doubtful]
     config = _config(places)
     chosen = _tokenizer_place(places, config)
     files, notes = _tokenizer(places, chosen)
@@ -87,6 +88,19 @@ def choose(run: Sequence[Listed], base: Listed | None) -> Chosen:
             if name not in files and not _is_of_family(name):
                 files[name] = (_beside(name, own) if place is base and not unused else None) or path
     return Chosen(files, unused, (*notes, *told))
+
+
+def _lacked(place: Listed, others: Sequence[Listed]) -> Listed:
+    """A doubtful folder with what goes with a config or a tokenizer only where no other place has any."""
+    has_config = any(CONFIG in other.files for other in others)
+    has_tokenizer = any(has_vocabulary(other.files) for other in others)
+
+    def is_lacked(name: str) -> bool:
+        if is_of_tokenizer(name) or is_template(name):
+            return not has_tokenizer
+        return name in PROCESSORS or not has_config
+
+    return replace(place, files=place.only(is_lacked))
 
 
 def is_decided(name: str, files: Mapping[str, Path]) -> bool:

@@ -10,9 +10,9 @@ import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from shlex import quote
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.hub.classes.gathered import TwoForms, applying, check_gathered, checked_axis, checked_parts
@@ -119,7 +119,7 @@ def _with_hint(error: Inconsistent, native: Mapping[str, Tensor], hub: HubRules,
                 rest = {name: tensor for name, tensor in native.items() if name not in names}
                 whole[names] = len(hub_tensors(rest, hub, config))
     if whole:
-        options = " ".join(f"--exclude {quote(name)}" for name in max(whole, key=whole.__getitem__))
+        options = " ".join(f"--exclude {shell.word(name)}" for name in max(whole, key=whole.__getitem__))
         error.hint = f"the checkpoint holds one tensor in two forms: leave one of them out with {options}"
     return error
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping
-from shlex import quote
 
+from ckpt_cli import shell
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.in_memory.loaded import loaded_names
@@ -32,7 +32,7 @@ def refuse_shadowed(kind: KnownClass | str, names: Collection[str]) -> None:
     globs = list(dict.fromkeys(pattern_of(name)[0].replace("{}", "*") for name in others))
     if any(fnmatch.fnmatchcase(name, glob) for glob in globs for name in names if name not in found):
         globs = others
-    flags = " ".join(f"--exclude {quote(glob)}" for glob in globs)
+    flags = " ".join(f"--exclude {shell.word(glob)}" for glob in globs)
     many = plural(len(others), "tensor is a second one", "tensors are a second one")
     raise Inconsistent(
         f"{many} for a parameter of {kind.kind}, under another name that loaders take for the same: {few(grouped(others), 3)} beside "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def saved(folder: Path, name: str, part: Callable[[int], Weights], count: int = 
         ("trained_gpt_0_{}.pt", half),
         ("model_0_{}_0.pt", half),
         ("model_{}_0_0.pt", stage),
+        ("checkpoint_{}.pt", stage),  # of rank and rank
+        ("ckpt-{}.pth", stage),
+        ("epoch_{}.pt", stage),
+        ("checkpoint_{}.pt", half),
+        ("net_{}.pt", lambda number: {f"{number}.weight": torch.ones(4, 4)}),  # of one nn.Sequential
+        ("checkpoint_{}.pt", lambda number: {f"{'head' if number else 'embed'}.weight": torch.ones(4, 4)}),
         ("model.{:02d}.pth", lambda number: {name: value for name, value in half(number).items() if value.ndim == 2}),
     ],
 )
@@ -80,6 +87,9 @@ def test_parts_are_refused(name: str, part: Callable[[int], Weights], tmp_path: 
         ("trial_{}_0.pt", model),
         ("model_{}_0.pt", epoch),
         ("epoch_{:02d}.pt", half),
+        ("checkpoint_{}.pt", epoch),
+        ("ckpt_{}.pt", lambda _: model()),
+        ("net_{}.pt", lambda number: {f"{2 * place + number}.weight": torch.ones(4, 4) for place in range(2)}),  # of two
         ("net_{}.pt", lambda number: model(number, layers=2) if number else {"generator.weight": torch.ones(4, 4)}),
     ],
 )
@@ -116,3 +126,11 @@ def test_a_file_of_smp_says_itself_that_it_is_a_part(key: str | None, tmp_path: 
             assert "partial=False" in str(caught.value.hint)
         else:
             ckpt_cli.merge(path, tmp_path / "out")
+
+
+def test_files_of_two_saves_may_hold_different_models(tmp_path: Path) -> None:
+    paths = saved(tmp_path / "run", "model_{}.pt", lambda number: {f"{'generator' if number else 'judge'}.weight": torch.ones(4, 4)})
+    with pytest.raises(PartOfSet):
+        ckpt_cli.merge(paths[0], tmp_path / "out")
+    os.utime(paths[0], (0, 0))
+    ckpt_cli.merge(paths[0], tmp_path / "out")

@@ -573,8 +573,11 @@ def test_certain_folders_are_those_of_rows() -> None:
 
 RANK_NAMES = ["checkpoint_rank_{}.pt", "rank{}.pt", "rank_{}.pt", "fsdp_shard_{}_of_4.pt", "model_{}.pt", "shard{}.bin"]
 
+COUNTED = ["checkpoint_{}.pt", "ckpt-{}.pth"]
+"""Names of files of ranks (torch.distributed.checkpoint._experimental) and of steps: what is in them tells."""
 
-@pytest.mark.parametrize("form", RANK_NAMES)
+
+@pytest.mark.parametrize("form", [*RANK_NAMES, *COUNTED])
 @pytest.mark.parametrize("mode", ["fsdp2", "fsdp2_tp", "fsdp1_sharded_tensor"])
 def test_distributed_tensors_say_their_rank_whatever_the_file_is_called(tmp_path: Path, data: Path, form: str, mode: str) -> None:
     folder = ranks_as(form, mode, tmp_path, data)
@@ -582,7 +585,7 @@ def test_distributed_tensors_say_their_rank_whatever_the_file_is_called(tmp_path
     assert differences(load(tmp_path / "out"), load(data / "torch-2.13.0" / mode / "expected.safetensors")) == []
 
 
-@pytest.mark.parametrize("form", RANK_NAMES)
+@pytest.mark.parametrize("form", [*RANK_NAMES, *COUNTED])
 def test_a_missing_rank_is_named(tmp_path: Path, data: Path, form: str) -> None:
     folder = ranks_as(form, "fsdp2", tmp_path, data)
     (folder / form.format(2 + ("_of_" in form))).unlink()
@@ -600,7 +603,19 @@ def test_plain_tensors_stay_parts_of_a_set(tmp_path: Path, form: str) -> None:
         ckpt_cli.merge(folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize("form", RANK_NAMES)
+@pytest.mark.parametrize("form", COUNTED)
+def test_counted_files_of_whole_models_are_no_ranks(tmp_path: Path, form: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for number in range(3):
+        torch.save({"model": model(0), "epoch": number}, folder / form.format(number))
+    ckpt_cli.merge(folder / form.format(1), tmp_path / "out")
+    with pytest.raises(CkptError) as caught:
+        ckpt_cli.merge(folder, tmp_path / "all")
+    assert caught.value.code == "not-recognised"
+
+
+@pytest.mark.parametrize("form", [*RANK_NAMES, *COUNTED])
 def test_renamed_files_of_ranks_are_refused(tmp_path: Path, data: Path, form: str) -> None:
     folder = ranks_as(form, "fsdp2", tmp_path, data)
     first = "_of_" in form

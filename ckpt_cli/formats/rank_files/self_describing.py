@@ -15,6 +15,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import RankState
 from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues, ReadOptions
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
+from ckpt_cli.formats.rank_files.counted import counted_ranks
 from ckpt_cli.formats.rank_files.reader import RankShards, announced_size, unproven
 from ckpt_cli.formats.sets.names import ITEM, MARKS, OF, WEAK, error_of, part_of
 from ckpt_cli.formats.torch_checkpointing.items import named_items, ranks_of_state
@@ -92,7 +93,7 @@ def _match(file: Path, there: Folders) -> Match | None:
     """The set that a file belongs to, as files of ranks; None for a file that is one of no set, or of another kind."""
     part = part_of(file, there)
     if part is None:
-        return _item(file, there)
+        return _item(file, there) or _counted(file, there)
     if part.place is None or part.kind not in (*MARKS, OF, WEAK):
         return None
     # "1 of 4" to "4 of 4" begin with one.
@@ -115,6 +116,12 @@ def _item(file: Path, there: Folders) -> Match | None:
         return None
     size = states if max(ranks) < states else None
     return Match(FORMAT, fields["item"], file.parent, tuple(ranks.values()), "files of ranks", size, ranks)
+
+
+def _counted(file: Path, there: Folders) -> Match | None:
+    """Files of which not the names, but the tensors in the first one say that they are of ranks."""
+    ranks = counted_ranks(file, there)
+    return Match(FORMAT, "model", file.parent, tuple(ranks.values()), "files of ranks", ranks=ranks) if ranks else None
 
 
 def _with_first(match: Match, path: Path) -> Match:

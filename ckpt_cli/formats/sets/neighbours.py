@@ -2,6 +2,7 @@
 
 Their names do not tell, their content does: stages of a pipeline hold the same modules of other layers. Halves of every tensor have nothing
 in common, and the same norms; models of one training have much in common, and of several trainings no norm is the same.
+``checkpoint_1.pt`` is the file of rank 1 (torch.distributed.checkpoint._experimental, ``checkpoint_<rank>.pt``), or of the second epoch.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ later with the rank of the replica at the end."""
 OF_RANKS = re.compile(r"model\.[0-9]{2}\.(pt|pth|bin)", re.ASCII)
 """What fairseq2 called the files of tensor parallelism, and programs call those of epochs: values alone tell."""
 
+SAVED = re.compile(r"(?<![a-z])(checkpoints?|ckpts?)[-_. ]?$", re.IGNORECASE)
+"""Words before the number that count what was saved: ranks as well as steps."""
+
+OF_SAVERS = re.compile(r"(checkpoint|ckpt|model)[-_.]?$", re.IGNORECASE)
+"""Names that say nothing of the content, where those of two models do (``net_g``): with a number behind it, one is a rank's or a step's."""
+
+TOGETHER = 600
+"""Seconds within which the ranks of one save have written their files."""
+
 VECTORS = 8
 """So many of the vectors that both files have are compared."""
 
@@ -43,7 +53,7 @@ def neighbour_error(tensors: Tensors, path: Path, there: Folders, read: Callable
     for others in filter(None, (_numbered(path, there, form) for form in FORMS)):
         try:
             held = read(others[0])
-            if held and (complement(tensors, held) or _cut(tensors, held, path.name)):
+            if held and (complement(tensors, held) or _beside(tensors, held, path, others[0]) or _cut(tensors, held, path.name)):
                 return PartOfSet(
                     f"{path.name} holds one part of a parallel model, and {others[0].name} another",
                     path=path,
@@ -56,9 +66,9 @@ def neighbour_error(tensors: Tensors, path: Path, there: Folders, read: Callable
 
 
 def _numbered(path: Path, there: Folders, form: re.Pattern[str]) -> list[Path]:
-    """The other files of a name, the nearest first, if they are numbered from 0 on without a gap; none for those of epochs."""
+    """The other files of a name, the nearest first, if they are numbered from 0 on without a gap."""
     fields = form.fullmatch(path.name)
-    if fields is None or COUNTER.search(fields["before"]):
+    if fields is None:
         return []
     like = re.compile(re.escape(fields["before"]) + r"([0-9]{1,4})" + re.escape(fields["after"]), re.ASCII)
     found = {int(match[1]): other for other in there.entries(path.parent) if (match := like.fullmatch(other.name))}
@@ -68,9 +78,22 @@ def _numbered(path: Path, there: Folders, form: re.Pattern[str]) -> list[Path]:
     return [found[number] for number in sorted(found, key=lambda number: (abs(number - own), number)) if number != own]
 
 
+def _beside(mine: Tensors, others: Tensors, path: Path, other: Path) -> bool:
+    """Whether two files of one save hold different tensors, under names of which nothing but the number tells them apart."""
+    fields = FORMS[0].fullmatch(path.name)
+    if fields is None or OF_SAVERS.fullmatch(fields["before"]) is None or not mine.keys().isdisjoint(others):
+        return False
+    try:
+        first, second = (file.stat().st_mtime for file in (path, other))
+    except OSError:
+        return True  # elsewhere, where nothing tells of times
+    return abs(first - second) <= TOGETHER
+
+
 def _cut(mine: Tensors, others: Tensors, name: str) -> bool:
-    """Whether two files hold other elements of the same tensors."""
-    if mine.keys() != others.keys():
+    """Whether two files hold other elements of the same tensors; those that count epochs or trainings do not."""
+    counted = any((fields := form.fullmatch(name)) and COUNTER.search(SAVED.sub("", fields["before"])) for form in FORMS)
+    if counted or mine.keys() != others.keys():
         return False
     of_ranks = OF_RANKS.fullmatch(name) is not None
     if unrelated(mine, others, 1 if of_ranks else None) is None:

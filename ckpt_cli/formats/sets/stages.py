@@ -58,8 +58,20 @@ def siblings(folder: Path, there: Folders) -> list[Path]:
 
 
 def complement(mine: Collection[str], others: Collection[str]) -> bool:
-    """Whether two sets of tensors have none in common, but the same modules under other numbers."""
+    """Whether two sets of tensors have none in common, but the same modules under other numbers.
+
+    Numbers that names begin with are those of an ``nn.Sequential``, of which two models may use others: stages have a run of them each.
+    """
     if not {*mine}.isdisjoint(others):
         return False
     kinds = [{pattern for name in names if (pattern := pattern_of(name)[0]) != name} for names in (mine, others)]
-    return bool(kinds[0] & kinds[1])
+    return bool(kinds[0] & kinds[1]) or _runs(mine, others)
+
+
+def _runs(mine: Collection[str], others: Collection[str]) -> bool:
+    """Whether two sets hold two runs of the modules of one sequence, one after the other, and nothing else."""
+    heads = [{name.partition(".")[0] for name in names} for names in (mine, others)]
+    if not all(heads) or not all(head.isdecimal() and head.isascii() for head in heads[0] | heads[1]):
+        return False
+    first, second = sorted(sorted(map(int, head)) for head in heads)
+    return first[-1] < second[0]

@@ -302,14 +302,19 @@ def _permute_for_rope(
     permute_layer_names: Sequence[str] | None = None,
     inverse: bool = False,
 ) -> Held:
-    level = config.get(subconfig_key, config) if subconfig_key is not None else config
-    heads = level.get("num_attention_heads", 1) if isinstance(level, Mapping) else 1
     result: Held = {}
     for pattern, tensors in held.items():
         target = targets[0] if len(targets) == len(sources) == 1 else pattern
         wanted = permute_layer_names is None or any(name in pattern for name in permute_layer_names)
-        result[target] = [_rotated(_only(tensors), heads, inverse)] if wanted else tensors
+        result[target] = [rotated_for(_only(tensors), config, subconfig_key, inverse=inverse)] if wanted else tensors
     return result
+
+
+def rotated_for(tensor: Tensor, config: Config, subconfig_key: str | None, *, inverse: bool) -> Tensor:
+    """The rows of a projection in the other order of rotary embeddings, for the number of heads in a config or in a part of it."""
+    level = config.get(subconfig_key, config) if subconfig_key is not None else config
+    heads = level.get("num_attention_heads", 1) if isinstance(level, Mapping) else 1
+    return _rotated(tensor, heads, inverse)
 
 
 def _rotated(tensor: Tensor, heads: int, inverse: bool) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ckpt_cli.hub.classes.in_memory.inner import InnerModel, inner_model
 from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
 from ckpt_cli.hub.classes.in_memory.loaded import LoadedNames, loaded_names_of
+from ckpt_cli.hub.classes.in_memory.split import split_tensors
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config
@@ -60,7 +61,11 @@ def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterab
     inner = inner_model(config, modules, held)
     split = [(inner.outside(module) if inner is not None else module).split(".") for module in modules]
     wanted = {".".join(parts[start:]) for parts in split for start in range(len(parts))}
-    joined = joined_tensors(held, rules, config, lambda name: name.rpartition(".")[0] in wanted)
+
+    def is_wanted(name: str) -> bool:
+        return name.rpartition(".")[0] in wanted
+
+    joined = split_tensors(joined_tensors(held, rules, config, is_wanted), rules, config, is_wanted)
     if inner is None:
         return SeenBase(joined, config, known=known, of_base=own if known is not own else None)
     part = {name: seen for name in joined if (seen := inner.inside(name)) is not None}

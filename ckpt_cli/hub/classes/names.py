@@ -38,7 +38,7 @@ def hub_tensors(tensors: Mapping[str, Tensor], rules: HubRules, config: Config) 
     state = _State(rules)
     names_in_memory = native_names(tensors, rules)
     native = {names_in_memory[name]: tensor for name, tensor in tensors.items()}
-    cut = {new for name, new in names_in_memory.items() if rules.only_on_hub(name)}
+    cut = {new for name, new in names_in_memory.items() if rules.only_on_hub(name) or rules.is_cut(new)}
     gathered: dict[str, tuple[Conversion | None, Held, dict[str, list[str]]]] = {}
     for name in sorted(native, key=natural_key):
         # The expressions for names in memory may match parts of names of the hub, of tensors that were re-cut already.

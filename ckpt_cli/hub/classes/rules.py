@@ -119,6 +119,10 @@ class HubRules:
         pattern = pattern_of(name)[0]
         return pattern in self.hub and pattern not in self.native
 
+    def is_cut(self, name: str) -> bool:
+        """Whether a name, in the words of memory, is that of what saving makes of another tensor: ``q_conv1d`` of a ``conv1d``."""
+        return bool(self.native) and pattern_of(name)[0] not in self.native and self.made_of(name) != (name,)
+
     def in_memory(self, name: str, renamed: str) -> bool:
         """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none."""
         pattern = pattern_of(name)[0]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
+from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.expected_tensors import expected_tensors
 from ckpt_cli.hub.classes.in_memory.inner import InnerModel, inner_model
 from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
 from ckpt_cli.hub.classes.in_memory.loaded import LoadedNames, loaded_names_of
-from ckpt_cli.hub.classes.in_memory.split import split_tensors
+from ckpt_cli.hub.classes.in_memory.split import SizeOf, split_tensors
 from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config
@@ -53,6 +56,7 @@ def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterab
     rules = rules_for(config)
     if rules is None:
         return SeenBase(dict(tensors), config)
+    adapters = list(adapters)
     modules = [adapter.module for adapter in adapters]
     own, other = loaded_names_of(config), trained_config(config, settings)
     trained = own if other is config else loaded_names_of(other)
@@ -65,12 +69,36 @@ def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterab
     def is_wanted(name: str) -> bool:
         return name.rpartition(".")[0] in wanted
 
-    joined = split_tensors(joined_tensors(held, rules, config, is_wanted), rules, config, is_wanted)
+    joined = joined_tensors(held, rules, config, is_wanted)
+    joined = split_tensors(joined, rules, config, is_wanted, _sizes(config, adapters, inner))
     if inner is None:
         return SeenBase(joined, config, known=known, of_base=own if known is not own else None)
     part = {name: seen for name in joined if (seen := inner.inside(name)) is not None}
     others = {name: tensor for name, tensor in joined.items() if name not in part}
     return SeenBase({seen: joined[name] for name, seen in part.items()}, inner.config, inner, others, loaded_names_of(inner.config))
+
+
+def _sizes(config: Config, adapters: Iterable[Adapter], inner: InnerModel | None) -> SizeOf:
+    """How long tensors are in memory, by their class, or else by the factors of the adapters on them."""
+    rows = {
+        adapter.module: adapter.b.shape[0] for adapter in adapters if not adapter.embedding and {"lora_A", "lora_B"} <= adapter.parts.keys()
+    }
+
+    @cache
+    def of_class() -> Mapping[str, Shape]:
+        expected = expected_tensors(config)
+        return {} if isinstance(expected, str) else expected.native
+
+    def size_of(name: str, axis: int) -> int | None:
+        shape = of_class().get(name)
+        if shape is not None:
+            return shape[axis] if axis < len(shape) else None
+        seen = inner.inside(name) if inner is not None else name
+        parts = (seen or name).rpartition(".")[0].split(".")
+        owners = (".".join(parts[start:]) for start in range(len(parts)))
+        return next((rows[owner] for owner in owners if owner in rows), None) if axis == 0 else None
+
+    return size_of
 
 
 def _best_named(

@@ -124,9 +124,15 @@ class HubRules:
         return bool(self.native) and pattern_of(name)[0] not in self.native and self.made_of(name) != (name,)
 
     def in_memory(self, name: str, renamed: str) -> bool:
-        """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none."""
+        """Whether a name that ``older`` would change is one in memory; where it is one of the hub too, only if the new name is none.
+
+        So is that of a tensor of the hub which got the words of memory, but was not joined there.
+        """
         pattern = pattern_of(name)[0]
-        return pattern in self.native and (pattern not in self.hub or pattern_of(renamed)[0] not in self.native)
+        if pattern not in self.native:
+            made = self.made_of(name) if self.native and pattern not in self.hub else ()
+            return made not in ((), (name,)) and all(pattern_of(whole)[0] in self.native for whole in made)
+        return pattern not in self.hub or pattern_of(renamed)[0] not in self.native
 
 
 def rules_for(config: Config) -> HubRules | None:

@@ -17,6 +17,7 @@ from ckpt_cli.base_model.opened import open_base
 from ckpt_cli.errors import Inconsistent, Undecidable
 from ckpt_cli.files.source import Files
 from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
+from ckpt_cli.hub.classes.in_memory.split import split_tensors
 from ckpt_cli.hub.classes.names import hub_tensors, native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.tensors.reading import elements
@@ -265,3 +266,57 @@ def test_two_projections_that_are_one_in_memory_are_joined_too(tmp_path: Path) -
     shared = torch.cat([tensors[f"{start}.shared_experts.{name}_proj.weight"] for name in ("gate", "up")])
     assert elements(joined[f"{inner}.shared_experts.gate_up_proj.weight"]).tolist() == shared.flatten().tolist()
     assert hub_tensors(joined, rules, config).keys() == held.keys()
+
+
+SPLIT = {**SMALL, "num_hidden_layers": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1}
+ROUTED = {"n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1}
+
+APART: dict[str, tuple[str, dict[str, Any], str]] = {
+    "hrm_text": ("HrmTextForCausalLM", SPLIT, "gqkv_proj"),
+    "lara_mini": ("LaraMiniForCausalLM", {**SPLIT, **LINEAR}, "linear_attn.in_proj."),
+    "bailing_hybrid": ("BailingHybridForCausalLM", {**SPLIT, **LATENT, **ROUTED}, "q_conv1d"),
+    "mistral_large4": (
+        "MistralLarge4ForConditionalGeneration",
+        {"text_config": {**SPLIT, **LATENT, **ROUTED}, "vision_config": {**PICTURES, "head_dim": 8}},
+        "attention.wq.",
+    ),
+}
+"""Classes whose files join, turn or cut tensors: into equal parts, into parts of several sizes, and those without an adapter."""
+
+
+@pytest.mark.usefixtures("asked_here")
+@pytest.mark.parametrize("kind", APART)
+def test_what_files_join_is_fused_where_the_class_has_it_apart(kind: str, tmp_path: Path) -> None:
+    name, options, on_hub = APART[kind]
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(transformers.AutoConfig.for_model(kind, **options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(tmp_path / "base")
+    assert any(on_hub in name for name in load(tmp_path / "base"))
+    made = with_adapters(model, target_modules="all-linear")
+    made.save_pretrained(tmp_path / "adapter")
+    assert ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=tmp_path / "base", verify=True).exit_code == 0
+    made.merge_and_unload().save_pretrained(tmp_path / "peft")
+    assert_near(load(tmp_path / "out"), load(tmp_path / "peft"))
+
+
+def test_parts_of_a_joined_tensor_are_cut_where_they_begin(tmp_path: Path) -> None:
+    """Sizes of the class, or equal ones; one that is not known is the rest. Where two are not, nothing is cut."""
+    config = {"architectures": ["LaraMiniForCausalLM"], "model_type": "lara_mini"}
+    rules = rules_for(config)
+    assert rules is not None
+    start, values = "model.layers.0.linear_attn.in_proj", torch.randn(10, 3)
+    save_file({f"{start}.weight": values}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = open_base(tmp_path, Files(), needed=True).weights().tensors
+    sizes = {f"{start}_qkv.weight": 5, f"{start}_z.weight": 2, f"{start}_b.weight": 1}
+    split = split_tensors(tensors, rules, config, lambda name: name in sizes, lambda name, axis: sizes.get(name) if axis == 0 else None)
+    assert {name: tensor.shape[0] for name, tensor in split.items()} == {**sizes, f"{start}_a.weight": 2}
+    cut = values.split([5, 2, 1, 2])
+    assert all(elements(tensor).tolist() == part.flatten().tolist() for tensor, part in zip(split.values(), cut, strict=True))
+    assert hub_tensors(split, rules, config).keys() == tensors.keys()
+    sizes.popitem()
+    assert split_tensors(tensors, rules, config, lambda name: name in sizes, lambda name, _: sizes.get(name)).keys() == tensors.keys()

@@ -237,6 +237,15 @@ class TestQuantisedWeights:
         assert error.message == "quantised weights are not averaged, and those of step 10 and step 30 differ"
         assert error.hint == "average the checkpoints from before quantisation, or leave the tensor out with --exclude"
 
+    def test_that_are_only_rounded_in_training_are_called_so(self) -> None:
+        """torch.ao's QAT: plain weights, and beside them what rounds them."""
+        scales = {"scale": torch.ones(1), "zero_point": torch.zeros(1, dtype=torch.int32), "fake_quant_enabled": torch.ones(1).long()}
+        model = {"c.weight": torch.ones(4, 4), **{f"c.weight_fake_quant.{name}": value for name, value in scales.items()}}
+        error = refused(changed(model, "c.weight_fake_quant.scale"), model)
+        assert "fake quantisation" in error.message
+        assert error.hint == "average the weights alone with --exclude '*weight_fake_quant.*'"
+        assert agreed(changed(model, "c.weight"), model).combinations.keys() == {"c.weight"}
+
     def test_leave_everything_else_of_their_module_to_be_averaged(self) -> None:
         found = agreed(changed(INT8, "q.bias"), INT8)
         assert list(found.combinations) == ["q.bias"]

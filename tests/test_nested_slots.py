@@ -161,6 +161,15 @@ def test_places_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
         ckpt_cli.extract_state(in_a_file(tmp_path, model, content), tmp_path / "state", optimizer=True)
 
 
+def test_a_state_with_a_dot_in_its_name_is_no_damage(tmp_path: Path) -> None:
+    """torchrec's have the name of a table in front: ``t_0.momentum1``."""
+    model, optimizer = trained()
+    content = optimizer.state_dict()
+    content["state"][0]["t_0.momentum1"] = torch.ones(2)
+    with pytest.raises(Unsupported, match=r"'t_0\.momentum1'"):
+        ckpt_cli.extract_state(in_a_file(tmp_path, model, content), tmp_path / "state", optimizer=True)
+
+
 @pytest.mark.parametrize(("side", "fits"), [(4, True), (2, False)], ids=["whole", "a part"])
 def test_matrices_that_several_ranks_hold_alike_are_whole_by_their_sides(tmp_path: Path, side: int, fits: bool) -> None:
     """Equal on all ranks may be replicas, or what each made of its own part."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -437,6 +439,37 @@ class TestContent:
         shutil.copy(path, tmp_path / "folder" / "model_world_size_1_rank_0.pt")
         with pytest.raises(IncompleteError):
             ckpt_cli.merge(tmp_path / "folder" / "model_world_size_1_rank_0.pt", tmp_path / "out")
+
+    def test_shards_of_torch_xla_are_called_so(self, tmp_path: Path) -> None:
+        content = {"model": dict(WEIGHTS), "shard_metadata": {"shard_info": {}, "flatten_info": {}, "world_size": 4, "rank": 0}}
+        with pytest.raises(PartOfSet, match="torch_xla's FSDP") as caught:
+            ckpt_cli.merge(put(tmp_path / "rank0-of-4-pytorch_model.bin", content), tmp_path / "out")
+        assert "torch_xla.distributed.fsdp.consolidate_sharded_ckpts" in str(caught.value.hint)
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_tensors_in_files_of_their_own_are_no_damage(self, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What torch_xla's xser leaves of a state dict: references by number."""
+        module = types.ModuleType("torch_xla")
+        reference = type("TensorReference", (), {"__module__": module.__name__})
+        module.TensorReference = reference  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        path = put(tmp_path / "model.pt", {name: reference() for name in WEIGHTS})
+        if is_there:
+            put(tmp_path / "model.pt.tensors" / "tensor_0.pt", torch.ones(4))
+        with pytest.raises(Unsupported, match=r"in model\.pt\.tensors/") as caught:
+            ckpt_cli.merge(path, tmp_path / "out")
+        assert ("which is not here" in caught.value.message) is not is_there
+
+    def test_ranks_of_several_kinds_are_renamed_only_if_alone(self, tmp_path: Path) -> None:
+        """neuronx-distributed numbers three kinds of ranks in one name."""
+        path = put(tmp_path / "model" / "dp_rank_00_tp_rank_00_pp_rank_00.pt", dict(WEIGHTS))
+        with pytest.raises(PartOfSet) as caught:
+            ckpt_cli.merge(path, tmp_path / "out")
+        assert str(caught.value.hint).endswith("rename it to model.pt")
+        put(path.with_name("dp_rank_00_tp_rank_01_pp_rank_00.pt"), dict(WEIGHTS))
+        with pytest.raises(PartOfSet) as caught:
+            ckpt_cli.merge(path, tmp_path / "out")
+        assert "rename" not in str(caught.value.hint)
 
     def test_one_rank_of_megatron_away_from_its_folder(self, tmp_path: Path) -> None:
         content = {"args": megatron_args(), "checkpoint_version": 3.0, "model": dict(WEIGHTS)}

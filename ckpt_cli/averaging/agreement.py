@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ckpt_cli import shell
 from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.dtypes import quantised_names
@@ -78,6 +79,15 @@ def agree(
         differing = next((index for index, tensor in enumerate(alone) if not same_values(tensor, alone[-1])), None)
         if differing is None:
             continue
+        fake = _fakes(held[-1]) if name in fixed else {}
+        if name.rpartition(".")[0] in fake:
+            options = " ".join(f"--exclude {shell.word(pattern)}" for pattern in dict.fromkeys(fake.values()))
+            raise Unsupported(
+                f"scales and zero points of fake quantisation belong together, and those of {labels[differing]} and {labels[-1]} differ",
+                tensor=name,
+                expected="equal values in all checkpoints, or weights without them",
+                hint=f"average the weights alone with {options}",
+            )
         if name in fixed or tensors[-1].dtype.kind == "opaque":
             raise Unsupported(
                 f"quantised weights are not averaged, and those of {labels[differing]} and {labels[-1]} differ",
@@ -109,6 +119,12 @@ def agree(
     notes += _statistics_notes(combinations)
     dropped = {name: f"left out by --intersect: {what}" for name, what in differences.items()}
     return Agreed({name: held[-1][name] for name in common}, combinations, dropped, tuple(notes))
+
+
+def _fakes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The modules of torch.ao that round weights or activations in a training, with patterns for all that is in them."""
+    modules = [module for module, _, leaf in (name.rpartition(".") for name in tensors) if leaf == "fake_quant_enabled"]
+    return {module: f"*{module.rpartition('.')[2]}.*" for module in modules}
 
 
 def _statistics_notes(combinations: Mapping[str, Combination]) -> list[Note]:

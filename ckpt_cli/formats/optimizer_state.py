@@ -216,9 +216,16 @@ def _check_parameters(state: Mapping[tuple[Parameter, str], Any], groups: Sequen
         raise CorruptFile("the optimizer's groups list numbers and names")
     if not listed and any(isinstance(parameter, int) for parameter, _ in state):
         raise CorruptFile("the optimizer has numbered states and no parameter groups")
-    mixed = next((f"{parameter}.{slot}" for parameter, slot in state if INSIDE in slot or "\0" in f"{parameter}{slot}"), None)
+    mixed = next((f"{parameter}.{slot}" for parameter, slot in state if "\0" in f"{parameter}{slot}"), None)
     if mixed is not None:
         raise CorruptFile(f"a state of the optimizer has a name that cannot be told from others: {mixed[:100]!r}")
+    dotted = next((slot for _, slot in state if INSIDE in slot), None)
+    if dotted is not None:
+        raise Unsupported(
+            f"the optimizer calls a state {dotted[:100]!r}: with a dot in it, it cannot be told from a tensor in a list or dict",
+            expected="names such as exp_avg (torchrec's have the name of a table in front)",
+            hint="leave out --optimizer",
+        )
     stray = next((parameter for parameter, _ in state if parameter not in known), None) if listed else None
     if stray is not None:
         raise CorruptFile(f"the optimizer has a state of parameter {str(stray)[:100]}, which no group lists")

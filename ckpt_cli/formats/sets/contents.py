@@ -1,8 +1,8 @@
 """What the content of a ``torch.save`` file says of the set that it is part of, whatever its name: Megatron, DeepSpeed, fairseq, Meta, smp.
 
 Facts: Megatron-LM ``save_checkpoint`` (``args`` in every file), DeepSpeed ``_save_checkpoint`` (``ds_version``, ``param_shapes``,
-``mp_world_size``, ``num_experts``), fairscale's FSDP (``shard_metadata``), ``local_state_dict`` of SageMaker's model parallelism, which
-its ``load_state_dict`` and the Trainer of transformers ask for ``_smp_is_partial``.
+``mp_world_size``, ``num_experts``), FSDP of fairscale and of torch_xla (``shard_metadata``), ``local_state_dict`` of SageMaker's model
+parallelism, which its ``load_state_dict`` and the Trainer of transformers ask for ``_smp_is_partial``.
 """
 
 from __future__ import annotations
@@ -47,13 +47,21 @@ def refuse_part(file: TorchFile, path: Path) -> None:
     if "ds_version" in entries or "ds_config" in entries or ("param_shapes" in entries and MODULE in entries):
         _refuse_deepspeed(file, entries, path)
     _refuse_smp(entries, path)
-    if as_dict(entries.get("shard_metadata")) or isinstance(entries.get("shard_metadata"), (list, Call)):
-        raise PartOfSet(
-            f"{path.name} is one shard of fairscale's FSDP (shard_metadata)",
-            path=path,
-            expected="all shards",
-            hint="put them together with the program that wrote them (fairscale: consolidate_shard_weights)",
-        )
+    _refuse_shard_metadata(entries.get("shard_metadata"), path)
+
+
+def _refuse_shard_metadata(metadata: object, path: Path) -> None:
+    fields = as_dict(metadata)
+    if not fields and not isinstance(metadata, (list, Call)):
+        return
+    if fields and "shard_info" in fields:
+        writer, program = "torch_xla's FSDP", "python3 -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts"
+    elif fields and "param_metadata" in fields:
+        writer, program = "fairscale's FSDP", "consolidate_shard_weights of fairscale"
+    else:
+        writer, program = "a model in shards", "the program that wrote them"
+    text = f"{path.name} is one shard of {writer} (shard_metadata)"
+    raise PartOfSet(text, path=path, expected="all shards", hint=f"put them together with {program}")
 
 
 def _refuse_megatron(entries: Mapping[Any, Any], path: Path) -> None:

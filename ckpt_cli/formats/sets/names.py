@@ -387,4 +387,13 @@ def _hint(part: SetMember, missing: Sequence[str], there: Folders) -> str:
     else:
         advice = WAYS.get(part.kind.writer, "put the set together with the program that wrote it, and save one state dict")
     certain = part.place is None or NUMBERED.search(part.path.name) or (part.kind is not OF and part.count is not None)
-    return f"{advice}; if it is a whole model, rename it without the number" if part.is_alone and not certain else advice
+    if certain or not part.is_alone or _is_one_of_several(part.path, there):
+        return advice
+    several = len(RANK.regex.findall(part.path.name)) > 1
+    return f"{advice}; if it is a whole model, rename it {f'to model{part.path.suffix}' if several else 'without the number'}"
+
+
+def _is_one_of_several(path: Path, there: Folders) -> bool:
+    """Whether there are files of other ranks of any kind in its name: ``tp_rank_01`` beside ``tp_rank_00``."""
+    alike = RANK.regex.sub("rank", path.name)
+    return any(other != path and RANK.regex.sub("rank", other.name) == alike for other in there.entries(path.parent))

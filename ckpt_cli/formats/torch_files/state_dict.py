@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
+from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, below, describe
 from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
 from ckpt_cli.names import check_name, few, is_extra_state
@@ -23,6 +24,9 @@ NUMPY_VALUES = (
     *((module, "_frombuffer") for module in ("numpy.core.numeric", "numpy._core.numeric")),
 )
 """What rebuilds numpy's arrays and scalars; the last is that of pickles with protocol 5."""
+
+REFERENCES = frozenset({"TensorReference", "_InternalTensorReference"})
+"""What torch_xla's xser and neuronx-distributed put in the place of a tensor."""
 
 FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
 """What FSDP and fairscale call a module's parameters in one vector."""
@@ -63,8 +67,23 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
         leaves.append(replace(leaf_of(checked, node), file=path))
     _refuse_flat_parameters(held)
     if not held:
+        _refuse_references(entries, path)
         raise CorruptFile("the state dict holds no tensor", expected="a dict of tensors")
     return held, tuple(leaves)
+
+
+def _refuse_references(entries: Mapping[Any, Any], path: Path) -> None:
+    """Raise Unsupported for a file whose tensors are in files of their own: ``<name>.tensors/tensor_0.pt`` and so on."""
+    targets = (node.target for node in entries.values() if isinstance(node, Call) and isinstance(node.target, Global))
+    classes = {target.name.rpartition(".")[2] for target in targets}
+    if classes & REFERENCES:
+        folder = path.with_name(f"{path.name}.tensors")
+        where = f"in {folder.name}/" if is_folder(folder) else f"in {folder.name}/, which is not here"
+        raise Unsupported(
+            f"the tensors of {path.name} are in files of their own (xser of torch_xla), {where}",
+            expected="a state dict with the tensors in it",
+            hint="save it without xser (neuronx-distributed: use_xser=False), or load it with torch_xla and save that with torch.save",
+        )
 
 
 def leaf_of(name: str, node: object) -> Leaf:

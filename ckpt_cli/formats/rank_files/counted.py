@@ -30,16 +30,19 @@ KEPT = 64
 def counted_ranks(path: Path, there: Folders) -> Mapping[int, Path]:
     """The files called like one, by rank, if the first of them holds distributed tensors of more ranks than any number; else nothing.
 
-    Ranks count from 0 on: without number 0 no file is looked into, and alone none is a set.
+    Ranks count from 0 on. No other file is looked into, and none is listed where that one says nothing: there may be thousands.
     """
     fields = COUNTED.fullmatch(path.name)
     if fields is None:
         return {}
+    start, end = fields.span("number")
+    first = path.with_name(path.name[:start] + (f"{0:0{end - start}d}" if path.name[start] == "0" else "0") + path.name[end:])
+    ranks = _ranks_told(first) if there.is_file(first) else 0
+    if ranks < 2:
+        return {}
     like = re.compile(re.escape(fields["stem"]) + "([0-9]{1,4})" + re.escape(path.suffix), re.ASCII)
     found = {int(match[1]): other for other in there.files(path.parent, like.fullmatch) if (match := like.fullmatch(other.name))}
-    if len(found) < 2 or 0 not in found:
-        return {}
-    return dict(sorted(found.items())) if max(found) < _ranks_told(found[0]) else {}
+    return dict(sorted(found.items())) if len(found) > 1 and max(found) < ranks else {}
 
 
 def _ranks_told(path: Path) -> int:

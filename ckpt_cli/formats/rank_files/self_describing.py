@@ -39,7 +39,8 @@ class SelfDescribing(RankShards):
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
-            if not path.name.endswith(SUFFIXES) or RankShards().recognise(path, there):
+            # Asked for each of many steps: a file that is one of no set needs no look at the others.
+            if not path.name.endswith(SUFFIXES) or RankShards().recognise(path, there) or _match(path, there) is None:
                 return []
             return [_with_first(match, path) for match in self.recognise(path.parent, there) if path in match.files]
         files = there.files(path, lambda name: name.endswith(SUFFIXES) and not is_state_file(name))

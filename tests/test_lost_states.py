@@ -130,3 +130,50 @@ def test_what_cannot_be_read_of_the_step_before_is_passed_over(tmp_path: Path) -
     lose(run / "global_step_100", "extra_state*")
     torch.save({}, run / "global_step_90" / "actor" / EXTRA.format(4, 0))
     assert told(run, tmp_path) == []
+
+
+OBJECTS = ("custom_checkpoint_{}.pkl", "scheduler{}.bin", "sampler{}.bin", "dl_state_dict{}.bin", "optimizer{}.bin")
+
+
+def accelerated(run: Path, *, objects: int, steps: tuple[int, ...] = (1, 2)) -> Path:
+    """accelerate's ``save_state`` with several objects of each kind."""
+    for step in steps:
+        home = tiny.folder(run / f"checkpoint_{step}", tiny.weights(step))
+        for pattern, at in ((pattern, at) for pattern in OBJECTS for at in range(objects)):
+            name = pattern.format(at if "_{}" in pattern else f"_{at}" if at else "")
+            torch.save({"last_epoch": step} if name.startswith("scheduler") else {"any": at}, home / name)
+    return run
+
+
+@pytest.mark.parametrize("pattern", OBJECTS)
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_numbers_of_objects_do_not_stand_for_one_another(tmp_path: Path, pattern: str, lost: int) -> None:
+    run = accelerated(tmp_path / "run", objects=3)
+    assert told(run, tmp_path) == []
+    name = pattern.format(lost if "_{}" in pattern else f"_{lost}" if lost else "")
+    lose(run / "checkpoint_2", name)
+    assert told(run, tmp_path) == [f"checkpoint_2 lacks {name}, which checkpoint_1 has"]
+
+
+@pytest.mark.parametrize(
+    ("names", "gap"),
+    [
+        (["custom_checkpoint_1.pkl"], "custom_checkpoint_1.pkl"),
+        (["custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl"], "custom_checkpoint_0.pkl, custom_checkpoint_1.pkl"),
+        (["scheduler.bin"], "scheduler.bin"),
+        (["scheduler_1.bin"], "scheduler_1.bin"),
+        (["custom_checkpoint_2.pkl", "sampler.bin", "dl_state_dict_1.bin"], ""),
+    ],
+)
+def test_a_gap_in_the_numbers_of_objects_is_told_without_a_step_before(tmp_path: Path, names: list[str], gap: str) -> None:
+    lose(accelerated(tmp_path / "run", objects=3, steps=(7,)) / "checkpoint_7", *names)
+    text = f"checkpoint_7 lacks {gap}: objects are counted from 0, and later ones are there"
+    assert told(tmp_path / "run", tmp_path) == ([text] if gap else [])
+
+
+@pytest.mark.parametrize("steps", [(3, 5), (900, 1000)])
+def test_numbers_of_steps_are_none_of_objects(tmp_path: Path, steps: tuple[int, int]) -> None:
+    for step in steps:
+        home = tiny.folder(tmp_path / "run" / f"checkpoint_{step}", tiny.weights(step))
+        torch.save({"last_epoch": step}, home / f"scheduler_{step}.pt")
+    assert told(tmp_path / "run", tmp_path) == []

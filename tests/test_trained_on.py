@@ -104,7 +104,8 @@ class TestAnotherBase:
         [
             ("v9", "org/m", True),
             ("2" * 40, "org/m", True),
-            (None, f"/hub/models--org--m/snapshots/{'1' * 40}", True),
+            (None, f"/hub/models--org--m/snapshots/{'1' * 40}", False),
+            (None, f"/hub/models--org--m/snapshots/{'2' * 40}", True),
             ("0" * 40, "org/m", False),
             ("main", "org/m", False),
             (None, "org/m", False),
@@ -126,8 +127,6 @@ class TestAnotherBase:
         (adapter / "adapter_config.json").write_text(json.dumps({**config, "revision": revision}))
         told = notes(ckpt_cli.merge(adapter, tmp_path / "out", base="org/m")).get("other-base", "")
         assert bool(told) is warned
-        if warned and revision is None:
-            assert f"pass --base {cache / 'snapshots' / ('1' * 40)}" in told
 
     @pytest.mark.parametrize("revision", ["1" * 40, "v1"])
     def test_by_its_hub_id_is_the_revision_that_was_trained_on(
@@ -145,6 +144,39 @@ class TestAnotherBase:
         assert "other-base" not in notes(ckpt_cli.merge(adapter, tmp_path / "out", base="org/m"))
         ckpt_cli.merge(adapter, tmp_path / "wanted", base=trained)
         assert differences(load(tmp_path / "out"), load(tmp_path / "wanted")) == []
+        assert f"pass --base {trained}" in notes(ckpt_cli.merge(adapter, tmp_path / "main", base=main))["other-base"]
+
+    @pytest.fixture
+    def cached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+        """Snapshots of ``org/m`` in a cache, of which ``main`` is the first, and an adapter that was trained on the second."""
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        cache = tmp_path / "models--org--m"
+        main, trained = (tiny.folder(cache / "snapshots" / (str(at) * 40), tiny.weights(at)) for at in (0, 1))
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text("0" * 40)
+        adapter = tiny.adapter(tmp_path / "adapter", tiny.factors(), "org/m")
+        config = json.loads((adapter / "adapter_config.json").read_text())
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "revision": "1" * 40}))
+        return main, trained, adapter
+
+    def test_of_every_command_is_the_same_revision(self, cached: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        main, trained, adapter = cached
+        ckpt_cli.merge(adapter, tmp_path / "wanted", base=trained)
+        wanted = load(tmp_path / "wanted")
+        with ckpt_cli.open(adapter, base="org/m") as opened:
+            assert "other-base" not in {note.code for note in opened.notes}
+        assert differences(ckpt_cli.load_state_dict(adapter, base="org/m"), wanted) == []
+        with ckpt_cli.open(adapter, base=main) as opened:
+            assert f"pass --base {trained}" in next(note.text for note in opened.notes if note.code == "other-base")
+        found = ckpt_cli.verify(tmp_path / "wanted", base="org/m")
+        assert found.comparison is not None
+        assert found.comparison.base == str(trained)
+
+    def test_that_a_path_in_the_cache_names_is_taken(self, cached: tuple[Path, Path, Path], tmp_path: Path) -> None:
+        main, trained, _ = cached
+        adapter = tiny.adapter(tmp_path / "named", tiny.factors(), str(trained))
+        ckpt_cli.merge(adapter, tmp_path / "out", base="org/m")
+        assert json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())["base"] == str(trained)
         assert f"pass --base {trained}" in notes(ckpt_cli.merge(adapter, tmp_path / "main", base=main))["other-base"]
 
     def test_that_is_here_is_a_warning(self, tmp_path: Path) -> None:

@@ -824,6 +824,18 @@ class TestRefusals:
         with contextlib.suppress(CkptError):
             ckpt_cli.verify(out, full=True, against=run / "global_step_1").model_dump_json()
 
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [({"schema": 2}, "has format 2"), ({"schema": "x"}, "has no format"), ({"side_files": None}, "has no side_files, as"), ({}, None)],
+    )
+    def test_a_manifest_of_another_format_is_called_that(self, out: Path, said: dict[str, object], told: str | None) -> None:
+        path = out / "ckpt-manifest.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, **said}))
+        found = [item.message for item in ckpt_cli.verify(out).findings]
+        assert bool(found) is (told is not None)
+        assert told is None or (f"the manifest {told}" in found[0] and f"written by ckpt {content['versions']['ckpt']}" in found[0])
+
     def test_a_config_that_nobody_builds(self, out: Path) -> None:
         in_config(out, num_hidden_layers=10**9)
         assert "config.json says 1,000,000,000 layers" in str(ckpt_cli.verify(out).findings)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ckpt_cli import shell
 from ckpt_cli.errors import CkptError, NotFound
-from ckpt_cli.files.folders import folders_in
+from ckpt_cli.files.folders import folders_in, is_file
 from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished, watched_manifest
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
-from ckpt_cli.hub.assets import Assets, find_assets
+from ckpt_cli.hub.assets import CONFIG, Assets, find_assets
 from ckpt_cli.hub.config import Config
 from ckpt_cli.tensors.component import Component
 
@@ -92,18 +92,27 @@ def _weights_match(folder: Path) -> Match | None:
     return next((match for match in models if match.trouble is None), models[0] if models else None)
 
 
+def _whole_match(folder: Path) -> bool:
+    """Whether a folder has weights that a base may have."""
+    match = _weights_match(folder)
+    return match is not None and match.trouble is None
+
+
 def _weights_below(folder: Path) -> CkptError | None:
     """Why the weights of a run or a step are not a base's: they lie in folders below, one of which would have to be chosen."""
     level = [folder]
     try:
         for _ in range(LEVELS):
             level = [child for parent in level for child in folders_in(parent)]
-            if any(recognise(child) for child in level):
+            held = [child for child in level if recognise(child)]
+            if held:
+                is_model = len(held) == 1 and is_file(held[0] / CONFIG) and not is_file(folder / CONFIG)
+                merged = f"merge it first, and pass the output as --base: ckpt merge {shell.path(folder)}"
                 return NotFound(
                     "the base has its weights in folders below",
                     path=folder,
                     expected="a folder with the weights of one model",
-                    hint=f"merge it first, and pass the output as --base: ckpt merge {shell.path(folder)}",
+                    hint=f"pass --base {shell.path(held[0])}" if is_model and _whole_match(held[0]) else merged,
                 )
     except CkptError:
         return None  # only asked for a message

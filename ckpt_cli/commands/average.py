@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 
 from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
 from ckpt_cli.averaging.plan import AverageJob, formula_of, planned_jobs
-from ckpt_cli.averaging.steps import StepChoice, open_snapshots
+from ckpt_cli.averaging.steps import Snapshots, StepChoice, open_snapshots
 from ckpt_cli.base_model.opened import open_base
 from ckpt_cli.commands.verify import verify
 from ckpt_cli.discover.open import describe_checkpoint
@@ -19,7 +19,7 @@ from ckpt_cli.engines.orders import publish_orders
 from ckpt_cli.errors import UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, options_of, path_of, path_text, paths_of, progress_of, text_of
-from ckpt_cli.hub.assets import resolve_base
+from ckpt_cli.merging.trained_on import opened_on_base
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import refuse_planned
@@ -61,17 +61,20 @@ def average(
     to = Destination.of(chosen)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
-    folder = resolve_base(home) if home is not None else None
     with Files(progress=progress) as files:
-        snapshots = open_snapshots(
-            given,
-            StepChoice(chosen.everything, chosen.last, chosen.begin, chosen.end, chosen.every, chosen.steps),
-            files,
-            type=component,
-            base=folder,
-            also=nodes,
-            shard_order=chosen.shard_order,
-        )
+
+        def opened_with(folder: Path | None) -> Snapshots:
+            return open_snapshots(
+                given,
+                StepChoice(chosen.everything, chosen.last, chosen.begin, chosen.end, chosen.every, chosen.steps),
+                files,
+                type=component,
+                base=folder,
+                also=nodes,
+                shard_order=chosen.shard_order,
+            )
+
+        snapshots, folder = opened_on_base(home, opened_with)
         newest_found = snapshots.opened[-1].found
         to = to.of_step(newest_found.step, newest_found.path.parent.name) if to is not None else None
         method = chosen.implied_method

@@ -22,7 +22,6 @@ from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, NotFetc
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_share, path_of, path_text, paths_of, progress_of, text_of
-from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.beside.lacking import lost_notes
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
@@ -106,9 +105,14 @@ def inspect(
     workers, progress = int_of(jobs, "--jobs"), progress_of(progress)
     if workers is not None and not 1 <= workers <= 256:
         raise UsageError("--jobs is out of range", expected="1 to 256", hint="leave --jobs out, and ckpt chooses")
-    folder = resolve_base(path_text(base, "--base")) if base is not None else None
     with Files(progress=progress, values=stats or histogram) as files:
-        opened = open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
+
+        def opened_with(folder: Path | None) -> Opened:
+            return open_checkpoint(path, files, type=component, step=step, base=folder, also=nodes, shard_order=shard_order)
+
+        from ckpt_cli.merging.trained_on import opened_on_base  # `detect`, which is here too, is to start fast
+
+        opened, _ = opened_on_base(path_text(base, "--base") if base is not None else None, opened_with)
         checkpoint = describe_checkpoint(opened, _partial_notes(opened), tensors=True)
         measured = {}
         if stats or histogram:

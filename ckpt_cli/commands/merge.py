@@ -22,10 +22,9 @@ from ckpt_cli.engines.orders import publish_orders
 from ckpt_cli.errors import NotFound, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, path_of, path_text, paths_of, progress_of, text_of
-from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
 from ckpt_cli.merging.plan import planned_jobs
-from ckpt_cli.merging.trained_on import trained_snapshot
+from ckpt_cli.merging.trained_on import opened_on_base
 from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.publish import Publication
 from ckpt_cli.output.strict import refuse_warnings
@@ -76,7 +75,6 @@ def merge(
     to = Destination.of(chosen)
     started = time.monotonic()
     rules = read_key_map(chosen.key_map)
-    home = resolve_base(folder) if folder is not None else None
     with Files(progress=progress) as files:
 
         def opened_with(home: Path | None) -> Opened:
@@ -91,10 +89,7 @@ def merge(
                 ema_from_model=chosen.ema_from_model,
             )
 
-        opened = opened_with(home)
-        if folder is not None and home is not None and (trained := trained_snapshot(folder, home, opened)) != home:
-            home = trained
-            opened = opened_with(home)
+        opened, home = opened_on_base(folder, opened_with)
         to = to.of_step(opened.found.step, opened.found.path.parent.name) if to is not None else None
         reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = planned_jobs(opened, target, reference, rules, chosen)

@@ -18,7 +18,6 @@ from ckpt_cli.errors import CkptError, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
-from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.dtypes import undeclared_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.in_memory.loaded import loaded_names_of
@@ -45,6 +44,7 @@ from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_nam
 from ckpt_cli.lora.merge import adapters_alone, is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
+from ckpt_cli.merging.trained_on import opened_on_base
 from ckpt_cli.names import LoraMode, Naming, few, stripped_names
 from ckpt_cli.output.key_map import mapped_names, read_key_map
 from ckpt_cli.output.options import check_cast_all
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import torch
 
 
-OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", ROTARY_ORDER, "sparse-file", "zero-tail")
+OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", ROTARY_ORDER, "sparse-file", "zero-tail", "other-base")
 """Notes of a merge that are as true where nothing is written."""
 
 
@@ -230,18 +230,21 @@ def opened_component(
 ) -> tuple[Opened, Path | None]:
     """The checkpoint with the one component that is meant, and the folder of the base; ``located`` as in `open_checkpoint`."""
     place, component, step, nodes = path_of(path), text_of(type, "--type"), int_of(step, "--step"), paths_of(also, "--also")
-    home = resolve_base(path_text(base, "--base")) if base is not None else None
-    opened = open_checkpoint(
-        place,
-        files,
-        type=component,
-        step=step,
-        base=home,
-        also=nodes,
-        shard_order=options.shard_order,
-        ema_from_model=options.ema_from_model,
-        located=located,
-    )
+
+    def opened_with(home: Path | None) -> Opened:
+        return open_checkpoint(
+            place,
+            files,
+            type=component,
+            step=step,
+            base=home,
+            also=nodes,
+            shard_order=options.shard_order,
+            ema_from_model=options.ema_from_model,
+            located=located,
+        )
+
+    opened, home = opened_on_base(path_text(base, "--base") if base is not None else None, opened_with)
     if len(opened.components) > 1:
         names = [component.name for component in opened.components]
         raise UsageError(f"type {component} means several components", expected=f"one of: {', '.join(names)}", hint="open them one by one")

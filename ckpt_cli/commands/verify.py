@@ -38,6 +38,7 @@ from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_text
+from ckpt_cli.merging.trained_on import recorded_snapshot
 from ckpt_cli.names import printable
 from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
 from ckpt_cli.progress import Progress
@@ -369,7 +370,7 @@ def _against_base(
     Also whether it is a base of this model, and the notes from opening it.
     """
     try:
-        path = resolve_base(base)
+        path = recorded_snapshot(base, resolve_base(base), subject.manifest)
     except NotFound:
         path = Path(base)
     opened = open_checkpoint(path, files, shard_order=options.shard_order, located=locate(path))

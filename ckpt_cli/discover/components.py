@@ -60,7 +60,7 @@ def expanded(found: Found, files: Files) -> Found:
 def with_ema_of_model(found: Found) -> Found:
     """The checkpoint with its main component under the name "ema" as well, if it has no EMA of its own."""
     model = found.places[0]
-    if called_ema(found) is not None or found.lost:
+    if any(is_average_name(place.name) for place in found.places) or found.lost:
         return found
     return replace(found, places=(*found.places, replace(model, name="ema")))
 

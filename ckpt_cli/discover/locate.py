@@ -37,6 +37,7 @@ from ckpt_cli.discover.tags import trackers_in
 from ckpt_cli.errors import CkptError, NotFound, NotRecognised, Undecidable, Unreadable, UsageError
 from ckpt_cli.files.folders import Folders, same_file, similar_hint, status_of
 from ckpt_cli.files.manifest import refuse_unfinished
+from ckpt_cli.files.streams.pipes import refuse_pipe
 from ckpt_cli.formats.foreign import foreign_error
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
@@ -63,6 +64,8 @@ def locate(path: str | os.PathLike[str], step: int | None = None, also: Sequence
     ``steps``: steps are requested, so a model beside them is not meant.
     Raises NotFound or NotRecognised, with what is there and a suggestion.
     """
+    for each in (path, *also):
+        refuse_pipe(each)
     there = Folders()
     parts = [_locate_first(Path(path), step, also, steps, there)]
     target = parts[0]

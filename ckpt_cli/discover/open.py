@@ -32,6 +32,7 @@ from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
+from ckpt_cli.discover.forms.registered import registered_notes
 from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
@@ -280,6 +281,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *passed_over_notes(found, place, component, assets.config, files),
         *left_out_notes(found, place, component, assets.files.values(), files),
         *copy_notes(found, place, component, assets.files.values(), files),
+        *registered_notes(found, place, component, files),
         *commit_notes(component.files, assets.files.get(CONFIG)),
         *unfinished_notes((*homes, *([base] if base is not None else [])), assets.files),
         *models.values(),

@@ -6,7 +6,8 @@ trainer                                  read                                   
 verl, EasyR1, SkyRL                      extra_state_world_size_W_rank_R.pt, trainer_state  data.pt, data_R.pt, dataloader.pt
 lmms-engine                              extra_state/extra_state_world_size_W_rank_R.pt     dataloader_state/*.pt
 Hugging Face Trainer                     scheduler.pt, rng_state_R.pth, trainer_state.json  training_args.bin
-accelerate                               scheduler.bin, random_states_R.pkl, scaler.pt      sampler.bin, dl_state_dict.bin, custom_*
+accelerate                               scheduler_K.bin, random_states_R.pkl, scaler.pt    custom_checkpoint_K.pkl,
+                                                                                            sampler_K.bin, dl_state_dict_K.bin
 Lightning                                meta.pt
 OLMo-core                                train/rankR.pt
 VeOmni                                   extra_state/extra_state_rank_R.pt
@@ -15,6 +16,7 @@ BAGEL                                    scheduler.pt, metadata.json            
 lerobot                                  training_state/training_step.json
 =======================================  =================================================  =====================================
 
+R is the rank that saved a file, W how many there were, K which of several objects of one kind it holds (none means 0).
 What DCP folders hold besides tensors of the model is read by `ckpt_cli.formats.dcp.state`.
 """
 
@@ -38,6 +40,9 @@ FOLDERS = ("", *STATES)
 """Where the files are, below the folder of a component and that of the checkpoint."""
 
 RANK = r"(?P<rank>[0-9]+)"
+OBJECT = re.compile(r"(?P<kind>scheduler|scaler|sampler|dl_state_dict|custom_checkpoint)(_[0-9]{1,9})?\.(?P<ending>pt|bin|pkl)", re.ASCII)
+"""Which of several schedulers, dataloaders or registered objects a file holds: no rank, and never another one of the step before."""
+
 PATTERNS: dict[str, Kind] = {
     rf"(extra_state/)?extra_state_world_size_(?P<world>[0-9]+)_rank_{RANK}\.pt": "extra",
     rf"(extra_state/)?extra_state_rank_{RANK}\.pt": "extra",
@@ -46,10 +51,11 @@ PATTERNS: dict[str, Kind] = {
     rf"rng_state_{RANK}\.pth|rng_state\.pth": "random",
     rf"random_states_{RANK}\.pkl": "random",
     r"scheduler(_(?P<number>[0-9]{1,9}))?\.(pt|bin)": "scheduler",
-    r"scaler(_[0-9]+)?\.(pt|bin)": "scaler",
+    r"scaler(_(?P<number>[0-9]{1,9}))?\.(pt|bin)": "scaler",
     r"(trainer_state|metadata|training_state/training_step)\.json": "json",
-    r"data\.pt|dataloader\.pt|data_status\.pt|training_args\.bin|custom_checkpoint_[0-9]+\.pkl": "copied",
-    r"(sampler|dl_state_dict)(_[0-9]+)?\.bin": "copied",
+    r"data\.pt|dataloader\.pt|data_status\.pt|training_args\.bin": "copied",
+    r"custom_checkpoint_(?P<number>[0-9]{1,9})\.pkl": "copied",
+    r"(sampler|dl_state_dict)(_(?P<number>[0-9]{1,9}))?\.bin": "copied",
     r"data_(?P<group>[0-9]+)\.pt": "copied",
     rf"(dataloader_state/)?dataloader_state_world_size_(?P<world>[0-9]+)_rank_{RANK}\.pt": "copied",
     rf"dataloader/rank_{RANK}\.pt": "copied",
@@ -62,7 +68,7 @@ class StateFile:
     """A file with training state; ``rank`` is None for files that are one for all ranks.
 
     ``family`` is the name with an R for the rank, None without one; ``grouped``: the number is that of a group of ranks. ``number``
-    is which of several schedulers of one save it is.
+    is which of several objects of one kind in one save it is (`of_objects`), 0 where there is one only.
     """
 
     path: Path
@@ -72,6 +78,12 @@ class StateFile:
     family: str | None = None
     grouped: bool = False
     number: int = 0
+
+    @property
+    def of_objects(self) -> str | None:
+        """The name with a K for the number of its object, as ``scheduler_K.bin``; None for files that are not numbered so."""
+        name = OBJECT.fullmatch(self.path.name) if self.rank is None else None
+        return f"{name['kind']}_K.{name['ending']}" if name is not None else None
 
     @property
     def copy_name(self) -> str:

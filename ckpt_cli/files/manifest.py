@@ -12,12 +12,16 @@ from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Unreadable,
 from ckpt_cli.files.folders import Folders, entries_in, is_file, is_folder
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, Watched, read_small
+from ckpt_cli.names import few, printable
 
 NAME = "ckpt-manifest.json"
 PUBLISHING = ".ckpt-publishing"
 """Where files appear one by one: this one names them until all are there. What it names is an output that is not whole."""
 
 SCHEMA = 1
+KINDS = {"options": dict, "outputs": dict, "side_files": list}
+"""What every manifest of this format has, and of which type."""
+
 BESIDE = "beside"
 """The files beside the weights that an output was made of, as ``sources`` are those with weights."""
 
@@ -80,8 +84,10 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     with reading(path):
         content = parse_json(read_small(path), "the manifest")
-        if not _is_ours(content):
+        if not isinstance(content, dict) or content.get("tool") != "ckpt":
             raise CorruptFile("the manifest was not written by ckpt")
+        if not _is_ours(content) or content["schema"] != SCHEMA:
+            raise _other_format(content)
         listed = content.get("checksums")
         files = listed.get("files") if isinstance(listed, dict) and listed.get("algorithm") == "crc32" else None
         sides = listed.get("side_files") if isinstance(listed, dict) else None
@@ -123,8 +129,23 @@ def _listed(value: object) -> tuple[str, ...]:
 def _is_ours(content: object) -> TypeGuard[dict[str, Any]]:
     if not isinstance(content, dict) or content.get("tool") != "ckpt" or not isinstance(content.get("schema"), int):
         return False
-    kinds = {"options": dict, "outputs": dict, "side_files": list}
-    return all(isinstance(content.get(key), kind) for key, kind in kinds.items())
+    return all(isinstance(content.get(key), kind) for key, kind in KINDS.items())
+
+
+def _other_format(content: Mapping[str, Any]) -> CorruptFile:
+    """The error for a manifest that another ckpt wrote in another form."""
+    schema, versions = content.get("schema"), content.get("versions")
+    writer = versions.get("ckpt") if isinstance(versions, Mapping) else None
+    by = f", written by ckpt {printable(writer)}" if isinstance(writer, str) else ""
+    lacking = [key for key, kind in KINDS.items() if not isinstance(content.get(key), kind)]
+    told = f"has format {str(schema)[:20]}" if type(schema) is int else "has no format"
+    if schema == SCHEMA:
+        told = f"has no {few(lacking)}, as those of the first versions or damaged ones"
+    return CorruptFile(
+        f"the manifest {told}{by}",
+        expected=f"a manifest of format {SCHEMA} with {', '.join(KINDS)}",
+        hint="read it with the ckpt that wrote it, or merge again",
+    )
 
 
 def publishing(names: Iterable[str], run: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import folders_in, is_file, is_folder, is_there, similar_hint
 from ckpt_cli.files.source import Watched, read_small
+from ckpt_cli.files.streams.pipes import refuse_pipe
 from ckpt_cli.hub.beside.families import choose, is_decided
 from ckpt_cli.hub.beside.listed import Listed, Seen, json_of, listed
 from ckpt_cli.hub.beside.named import named_by, not_passed_on
@@ -179,10 +180,14 @@ def _expanded(path: str) -> str:
 
 
 def resolve_base(base: str) -> Path:
-    """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded."""
+    """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded.
+
+    Raises NotFound, Unreadable for a pipe.
+    """
     folder = Path(base)
     if is_folder(folder):
         return Path(os.path.realpath(folder)) if ".." in folder.parts else folder
+    refuse_pipe(base)
     hint = (
         f"pass the folder of the file: --base {shell.path(folder.parent)}"
         if is_there(folder)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from ckpt_cli import shell
 from ckpt_cli.base_model.opened import Base
-from ckpt_cli.discover.open import Opened
+from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.files.folders import is_folder, is_there, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.hub.assets import commit_of
+from ckpt_cli.hub.assets import commit_of, resolve_base
 from ckpt_cli.hub.config import Config
 from ckpt_cli.lora.config import CONFIG, adapter_facts
 from ckpt_cli.lora.merge import adapters_alone
@@ -73,28 +74,73 @@ def trained_on_notes(config: Config, base: Base) -> list[Note]:
     return [Note("warning", "other-base", text)]
 
 
-def trained_snapshot(given: str, folder: Path, opened: Opened) -> Path:
-    """The ``folder`` of a base, or, of one ``given`` as a Hub ID, the snapshot that adapters alone record, where it is in the cache."""
-    if is_folder(given) or SNAPSHOT.fullmatch(os.path.realpath(folder)) is None:
+class Holding(Protocol):
+    """What was opened: one checkpoint, or several of which the newest tells what is in it."""
+
+    @property
+    def components(self) -> Sequence[OpenedComponent]:
+        """The components of the newest."""
+
+
+Held = TypeVar("Held", bound=Holding)
+
+
+def opened_on_base(given: str | None, opening: Callable[[Path | None], Held]) -> tuple[Held, Path | None]:
+    """What ``opening`` opens with the folder of a base, and that folder: every command that takes a base finds it here.
+
+    ``given`` is a path or a Hub ID as the user gave it. Of an ID the Hub cache may have several snapshots: the one that the adapters
+    record is taken before that of ``refs/main``. Raises NotFound for a base that is not there, and what ``opening`` raises.
+    """
+    if given is None:
+        return opening(None), None
+    folder = resolve_base(given)
+    opened = opening(folder)
+    trained = _trained_snapshot(given, folder, opened.components)
+    return (opened, folder) if trained == folder else (opening(trained), trained)
+
+
+def recorded_snapshot(given: str, folder: Path, manifest: Manifest | None) -> Path:
+    """The ``folder`` of a base, or, of one ``given`` as a Hub ID, the snapshot that an output was made with, where it is in the cache."""
+    said = manifest.facts.get("base") if manifest is not None else None
+    made_with = SNAPSHOT.fullmatch(said) if isinstance(said, str) and len(said) <= MAX_NAME else None
+    if made_with is None or _model_of(str(said)) != given:
         return folder
-    for component in opened.components:
+    return _snapshot(given, folder, made_with["commit"])
+
+
+def _trained_snapshot(given: str, folder: Path, components: Sequence[OpenedComponent]) -> Path:
+    """The ``folder`` of a base, or, of one ``given`` as a Hub ID, the snapshot that adapters alone record, where it is in the cache."""
+    for component in components:
         if not adapters_alone(component.component.tensors):
             continue
         config = adapter_facts(component.homes, None).config
-        revision = config.get("revision")
-        if config.get(NAME_OR_PATH) == given and isinstance(revision, str) and 0 < len(revision) <= MAX_NAME:
-            commit = commit_of(folder.parents[1], revision)
-            if commit is not None and is_folder(folder.with_name(commit)):
-                return folder.with_name(commit)
+        named = config.get(NAME_OR_PATH)
+        revision = _revision(named, config.get("revision"))
+        if isinstance(named, str) and revision is not None and len(named) <= MAX_NAME and _model_of(named) == given:
+            return _snapshot(given, folder, revision)
     return folder
+
+
+def _snapshot(given: str, folder: Path, revision: str) -> Path:
+    """The snapshot of a revision beside the ``folder`` of a base; that folder where it is none of the Hub cache, or has no such one."""
+    if is_folder(given) or SNAPSHOT.fullmatch(os.path.realpath(folder)) is None:
+        return folder
+    commit = commit_of(folder.parents[1], revision)
+    return folder.with_name(commit) if commit is not None and is_folder(folder.with_name(commit)) else folder
+
+
+def _revision(named: object, revision: object) -> str | None:
+    """The revision that an adapter records, in the path of a snapshot or by itself; None for none."""
+    there = SNAPSHOT.fullmatch(named) if isinstance(named, str) and len(named) <= MAX_NAME else None
+    if there is not None:
+        return there["commit"]
+    return revision if isinstance(revision, str) and 0 < len(revision) <= MAX_NAME else None
 
 
 def _revision_notes(named: str, revision: object, base: Base) -> list[Note]:
     """A warning about a base that is another revision of the model than the one that an adapter was trained on."""
-    here, there = SNAPSHOT.fullmatch(os.path.realpath(base.folder)), SNAPSHOT.fullmatch(named)
-    if there is not None:
-        revision = there["commit"]
-    if here is None or not isinstance(revision, str) or not 0 < len(revision) <= MAX_NAME:
+    here, revision = SNAPSHOT.fullmatch(os.path.realpath(base.folder)), _revision(named, revision)
+    if here is None or revision is None:
         return []
     repository = Path(here["repository"])
     wanted = commit_of(repository, revision)

@@ -21,10 +21,15 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, NotFound, UsageError, rea
 from ckpt_cli.files.folders import is_there
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.files.streams.pipes import is_descriptor, piped
 from ckpt_cli.names import check_name, printable
 from ckpt_cli.paths import absolute
 
 MAX_PATTERN = 1000
+MAX_SMALL = 64 << 20
+FROM_A_PIPE = "<pipe>"
+"""How rules that came through a pipe are recorded: its path leads elsewhere, or nowhere, in another process."""
+
 FILES = (".json", ".toml")
 INLINE = "net= takes net. off the names, A=B renames what begins with A"
 
@@ -44,8 +49,8 @@ def read_key_map(given: Sequence[str | os.PathLike[str]]) -> tuple[Rule, ...]:
 
 
 def lasting_key_map(given: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The same rules for whoever reads them in another folder: files by their absolute path."""
-    return [each if _is_inline(each) else absolute(each) for each in map(str, given)]
+    """The same rules for whoever reads them in another folder: files by their absolute path. A pipe is gone then."""
+    return [each if _is_inline(each) else FROM_A_PIPE if is_descriptor(each) else absolute(each) for each in map(str, given)]
 
 
 def _is_inline(text: str) -> bool:
@@ -65,11 +70,17 @@ def _inline(text: str) -> Rule:
 
 
 def _of_file(path: Path) -> tuple[Rule, ...]:
+    if str(path) == FROM_A_PIPE:
+        hint = "pass the same rules in a file: --key-map FILE"
+        raise NotFound("the key map came through a pipe, which is gone", path=path, expected="a JSON or TOML file", hint=hint)
     if not is_there(path):
         raise NotFound("no such file", path=path, expected="a JSON or TOML file, or a rule", hint=INLINE)
     with reading(path):
-        raw = read_small(path)
-        content = _toml(raw) if path.suffix == ".toml" else _json(raw)
+        through = piped(path, MAX_SMALL)
+        raw = read_small(path, MAX_SMALL) if through is None else through
+        # A descriptor has no suffix, and no file of rules in TOML begins like one in JSON.
+        in_toml = path.suffix == ".toml" or (is_descriptor(path) and not raw.lstrip().startswith(b"{"))
+        content = _toml(raw) if in_toml else _json(raw)
         if not isinstance(content, dict):
             raise UsageError("the key map is not an object", expected='{"rules": [{"match": "...", "to": "..."}]}')
         listed = content.get("rules")

@@ -20,6 +20,7 @@ from ckpt_cli import __version__
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, UsageError, reading
 from ckpt_cli.files.descriptors import Identity, MadeFrom
 from ckpt_cli.files.source import read_small
+from ckpt_cli.files.streams.pipes import is_descriptor, piped
 from ckpt_cli.given import URL
 from ckpt_cli.names import few
 from ckpt_cli.output.key_map import lasting_key_map
@@ -121,9 +122,10 @@ def read_parts(paths: Sequence[Path]) -> list[VerifyPart]:
 def _part(path: Path) -> VerifyPart:
     """A part as its document says. Raises CorruptFile, Inconsistent for another version, and what reading raises."""
     with reading(path):
-        if path.is_symlink():
+        if path.is_symlink() and not is_descriptor(path):
             raise CorruptFile("this is a link, not a document", hint="pass the file that it leads to")
-        raw = read_small(path, MAX_DOCUMENT)
+        through = piped(path, MAX_DOCUMENT)
+        raw = read_small(path, MAX_DOCUMENT) if through is None else through
         try:
             read = TypeAdapter[_Document | VerifyPart](_Document | VerifyPart).validate_json(raw)
         except ValidationError:

@@ -43,6 +43,9 @@ KNOWN = re.compile(
 ADAPTER = "adapter_model.bin"
 """PEFT's adapter, in the form from before safetensors."""
 
+REGISTERED = re.compile(r"custom_checkpoint_[0-9]{1,9}\.pkl", re.ASCII)
+"""What accelerate's ``register_for_checkpointing`` was given: state of anything, also an average of the weights. Read where passed."""
+
 LAST = re.compile(r"last(-v[0-9]+)?\.ckpt", re.ASCII)
 """Lightning's newest checkpoint, beside those of single epochs."""
 
@@ -66,7 +69,7 @@ class TorchFiles(Format):
         if there.is_file(path):
             if path.name == INDEX:
                 return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
-            wanted = path.name.endswith(SUFFIXES) and not is_state_file(path.name)
+            wanted = (path.name.endswith(SUFFIXES) and not is_state_file(path.name)) or REGISTERED.fullmatch(path.name)
             match = Match(FORMAT, _component(path), path, (path,), "a file of torch.save", number=_number(path))
             return [match] if wanted else []
         if there.is_file(path / INDEX):

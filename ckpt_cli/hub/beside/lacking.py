@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import parse_json
@@ -22,6 +23,9 @@ from ckpt_cli.hub.custom_code import missing_code
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
+
+PACKED, COMPONENTS = "MLmodel", "components"
+"""What MLflow describes a model in, and the folder of all but its weights and config."""
 
 
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
@@ -96,12 +100,32 @@ def _cure(assets: Assets, base: Path | None, lacking: Sequence[str]) -> str:
     """Where what is lacking may come from: another step that has it, or the base, which has none if it was passed."""
     if all(any(_stands_for(name, [what]) for name in assets.lost.files) for what in lacking):
         return f"{assets.lost.step} has {_them(lacking)}: {_copied(assets.lost, lacking)}"
+    if base is not None and (there := _packed(base, lacking)):
+        return there
     if base is not None and "tokenizer" in lacking and (folders := tokenizers_below(base)):
         names = few([f"{folder.name}/" for folder in folders], 4)
         return f"the base has {'one' if len(folders) == 1 else 'some'} in {names}: copy from there what the model is loaded with"
     if base is not None:
         return f"the base has none either; copy {_them(lacking)} from the model that training started from"
     return "pass --base DIR with the model that training started from"
+
+
+def _packed(base: Path, lacking: Sequence[str]) -> str | None:
+    """Where in a base its model and tokenizer lie, if some program packed each into a folder of its own; None if nothing is found.
+
+    MLflow has the model in ``model/`` and the tokenizer in ``components/tokenizer/`` beside it.
+    """
+    there, models, tokenizers = Folders(), list[Path](), list[Path]()
+    with contextlib.suppress(CkptError):  # only looked at for a message
+        if CONFIG in lacking:
+            inner = there.folders(base, lambda name: name != HUB_FOLDER)[:MOST_INNER]
+            models = [folder for folder in inner if there.is_file(folder / CONFIG)]
+        if "tokenizer" in lacking and not (models and has_vocabulary(path.name for path in there.files(models[0]))):
+            top = base.parent if there.is_file(base.parent / PACKED) else base
+            tokenizers = tokenizers_below(top / COMPONENTS) if there.is_folder(top / COMPONENTS) else []
+    copies = f"copy the tokenizer from {few([str(folder) for folder in tokenizers], 4)}" if tokenizers else None
+    passed = f"the base has its model in {models[0].name}/: pass --base {shell.path(models[0])}" if len(models) == 1 else None
+    return ", and ".join(filter(None, (passed, copies))) or None
 
 
 def tokenizers_below(base: Path) -> list[Path]:

@@ -100,7 +100,9 @@ NO_ASSETS = re.compile(
     r"|events\.out\.tfevents\..*|.*\.log|(\w+_log|logging)\.jsonl"
     r"|(fsdp|ds|deepspeed|zero|accelerate|trainer|training|train|run)(_config|_args)?\.(json|ya?ml)|args\.json"
     r"|openvino_.*|(ov|genai|mlc-chat)[_-]config\.json|(ndarray|tensor)-cache\.json|imatrix.*|checklist\.chk"
-    r"|(latest|LATEST|last)(_\w+)?(\.txt)?|checkpoint_tracker\.json|ckpt_contents\.json|metadata\.json",
+    r"|(latest|LATEST|last)(_\w+)?(\.txt)?|checkpoint_tracker\.json|ckpt_contents\.json|metadata\.json"
+    # What MLflow writes beside the folder of a model: its own description, and how to build the process that serves it.
+    r"|MLmodel|(conda|python_env)\.yaml|(serving_)?input_example\.json|registered_model_meta",
     re.ASCII,
 )
 """What belongs to other weights than those that are written, or to a training."""

@@ -1,0 +1,1 @@
+"""Files without a place on a disk: pipes and open descriptors."""

@@ -220,22 +220,22 @@ class TestDcp:
         assert "other" in f"{caught.value.tensor}"
 
     def test_two_entries_of_one_place_are_not_one(self) -> None:
-        from ckpt_cli.formats.dcp.state import _put, _with_lists
+        from ckpt_cli.formats.dcp.state import put, with_lists
 
         state: dict[Any, Any] = {}
-        _put(state, ("a", "b"), 1)
+        put(state, ("a", "b"), 1)
         for keys in (("a", "b"), ("a",), ("a", "b", "c")):
             with pytest.raises(Inconsistent):
-                _put(state, keys, 2)
+                put(state, keys, 2)
         with pytest.raises(Inconsistent):
-            _with_lists({1: "a", "1": "b"})
+            with_lists({1: "a", "1": "b"})
 
     def test_a_number_of_the_metadata_makes_no_long_list(self) -> None:
-        from ckpt_cli.formats.dcp.state import _with_lists
+        from ckpt_cli.formats.dcp.state import with_lists
 
-        assert _with_lists({0: "a", 2: "c"}) == ["a", None, "c"]
-        assert _with_lists({0: "a", (1 << 20) - 1: "c"}) == {"0": "a", "1048575": "c"}
-        assert _with_lists({-1: "a"}) == {"-1": "a"}
+        assert with_lists({0: "a", 2: "c"}) == ["a", None, "c"]
+        assert with_lists({0: "a", (1 << 20) - 1: "c"}) == {"0": "a", "1048575": "c"}
+        assert with_lists({-1: "a"}) == {"-1": "a"}
 
 
 EMPTY = torch.empty(0)

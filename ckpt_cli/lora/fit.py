@@ -238,7 +238,8 @@ def _no_weight_hint(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
         and NUMBERS.findall(name) == numbers
         and (name.endswith(f".{leaf}.weight") or (UNEMBEDDING.search(leaf) and last_two(name) in HEADS))
     ]
-    there = f"if it is that of {alike[0].removesuffix('.weight')}, rename its tensors in the adapter's file; otherwise " if alike else ""
+    those = f"if it is that of {few([name.removesuffix('.weight') for name in alike], 3)}"
+    there = f"{those}, rename its tensors in the adapter's file; otherwise " if alike else ""
     return f"the model has no module of this name, and PEFT leaves out what has none: {there}fuse it with the program that trained it"
 
 

@@ -8,7 +8,7 @@ from functools import cache
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.expected_tensors import expected_tensors
-from ckpt_cli.hub.classes.in_memory.inner import InnerModel, inner_model
+from ckpt_cli.hub.classes.in_memory.inner import InnerModel
 from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
 from ckpt_cli.hub.classes.in_memory.loaded import LoadedNames, loaded_names_of
 from ckpt_cli.hub.classes.in_memory.split import SizeOf, split_tensors
@@ -16,6 +16,7 @@ from ckpt_cli.hub.classes.names import native_tensors
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import Adapter
+from ckpt_cli.lora.on_base.part import part_of
 from ckpt_cli.lora.on_base.trained_class import trained_config
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -51,7 +52,8 @@ class SeenBase:
 def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterable[Adapter], settings: Config) -> SeenBase:
     """A base's tensors under the names that the model of these ``adapters`` has in memory; what they are for also in the form there.
 
-    ``settings`` are those of adapter_config.json. Names of adapters may begin with what a trainer calls the model.
+    ``settings`` are those of adapter_config.json. Names of adapters may begin with what a trainer calls the model. Raises Undecidable if
+    the adapters may be for one part of the model as well as for another.
     """
     rules = rules_for(config)
     if rules is None:
@@ -62,7 +64,7 @@ def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterab
     trained = own if other is config else loaded_names_of(other)
     named = _best_named(tensors, [known for known in (trained, own) if known is not None], modules)
     known, held = named if named is not None else (None, native_tensors(tensors, rules))
-    inner = inner_model(config, modules, held)
+    inner = part_of(config, adapters, held, settings)
     split = [(inner.outside(module) if inner is not None else module).split(".") for module in modules]
     wanted = {".".join(parts[start:]) for parts in split for start in range(len(parts))}
 

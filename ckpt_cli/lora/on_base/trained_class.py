@@ -25,14 +25,20 @@ def trained_config(config: Config, settings: Config) -> Config:
     own, model_type = architecture(config), config.get("model_type")
     if not isinstance(model_type, str):
         return config
-    mapped, task = settings.get("auto_mapping"), settings.get("task_type")
-    kind = mapped.get("base_model_class") if isinstance(mapped, Mapping) else None
-    if not isinstance(kind, str) and isinstance(task, str):
+    kind, task = trained_class(settings), settings.get("task_type")
+    if kind is None and isinstance(task, str):
         if own is not None and _is_for(task, own):
             return config
         kind = next((kind for kind, _ in classes_of_type(model_type) if _is_for(task, kind)), None)
     named = {**config, "architectures": [kind]}
-    return named if isinstance(kind, str) and kind != own and class_names(named) is not None else config
+    return named if kind is not None and kind != own and class_names(named) is not None else config
+
+
+def trained_class(settings: Config) -> str | None:
+    """The class that ``settings``, those of adapter_config.json, name: only where they have no task."""
+    mapped = settings.get("auto_mapping")
+    kind = mapped.get("base_model_class") if isinstance(mapped, Mapping) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _is_for(task: str, kind: str) -> bool:

@@ -34,21 +34,22 @@ class InnerModel:
         return self.outer + name.removeprefix(self.own) if name.startswith(self.own) and name not in self.beside else name
 
 
-def inner_model(config: Config, modules: Iterable[str], tensors: Collection[str]) -> InnerModel | None:
-    """The class of a part of a model whose ``modules`` these are; None if they are those of the whole, or of no part's class.
+def inner_models(config: Config, modules: Iterable[str], tensors: Collection[str]) -> list[InnerModel]:
+    """The classes of parts of a model whose ``modules`` these may be, one of each part; none if they are those of the whole.
 
     ``tensors`` are the names of the whole in memory. Only a part of a type that there is for this model alone counts: of any other one,
-    such as llama, there are models with the same modules and other weights.
+    such as llama, there are models with the same modules and other weights. Two towers may have the same modules.
     """
     whole, model_type, modules = class_names(config), config.get("model_type"), set(modules)
     if whole is None or not isinstance(model_type, str) or not modules:
-        return None
+        return []
     parts = [part for part in levels(config)[1:] if _is_type_of_part(part.get("model_type"), model_type)]
     there = _modules_of(tensors) if parts else set()
     if modules <= there:
-        return None
+        return []
     found = (inner for part in parts for inner in _classes_within(config, part, whole))
-    return next((inner for inner in found if {inner.outside(module) for module in modules} <= there), None)
+    fitting = [inner for inner in found if {inner.outside(module) for module in modules} <= there]
+    return list({inner.outer: inner for inner in reversed(fitting)}.values())[::-1]
 
 
 def _is_type_of_part(part: object, whole: str) -> bool:

@@ -84,16 +84,20 @@ def stripped_names(names: Iterable[str], *, keep_module: bool = False) -> dict[s
 
 
 FOREIGN = (
-    ("torchtitan", re.compile(r"(.*\.)?(tok_embeddings\.weight|layers\.[0-9]+\.attention\.(qkv_linear\.)?w[qkvo]\..*)")),
+    ("torchtitan", re.compile(r"(.*\.)?layers\.[0-9]+\.attention\.qkv_linear\.w[qkvo]\..*")),
+    ("Meta's Llama, Mistral and torchtitan", re.compile(r"(.*\.)?(tok_embeddings\.weight|layers\.[0-9]+\.attention\.w[qkvo]\..*)")),
     ("OLMo-core", re.compile(r"(.*\.)?(blocks\.[0-9]+\.attention\.w_[qkvo].*|lm_head\.w_out\.weight)")),
 )
-"""Names of trainers that classes of transformers do not have, even where the architecture is the same. (LFM2 has feed_forward.w1.)"""
+"""Names of programs that classes of transformers do not have, even where the architecture is the same. (LFM2 has feed_forward.w1.)
+
+Meta's are those of Mistral's own files and of torchtitan's first models as well: nothing tells whose a file is.
+"""
 
 
 def foreign_names(names: Iterable[str]) -> str | None:
-    """The trainer whose own names these are, None if there is no sign of one."""
+    """The program (or those) whose own names these are, None if there is no sign of one."""
     listed = list(names)
-    return next((trainer for trainer, regex in FOREIGN if any(regex.fullmatch(name) for name in listed)), None)
+    return next((program for program, regex in FOREIGN if any(regex.fullmatch(name) for name in listed)), None)
 
 
 NUMBERED = re.compile(r"(?P<stem>model|ema)_(?P<number>[1-9][0-9]{0,8})", re.ASCII)

@@ -29,6 +29,7 @@ from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.fit import Fit, KnownClass, compared, known_class
 from ckpt_cli.hub.classes.known_names import FILE, class_names, fitting_class
+from ckpt_cli.names import foreign_names
 from tests.architectures import COMPILED, MODELS, answered_here, build
 from tests.cli import ckpt_fork as ckpt
 from tests.tensors import Tensors, differences, load
@@ -262,6 +263,51 @@ class TestNamesOfATrainer:
     def test_that_no_class_has_are_a_warning(self, tmp_path: Path) -> None:
         torch.save(self.TITAN, tmp_path / "model.pt")
         assert "torchtitan" in notes(ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out"))["foreign-names"]
+
+    META: ClassVar[dict[str, str]] = {
+        "model.embed_tokens": "tok_embeddings", "lm_head": "output", "model.": "", "self_attn.": "attention.", "q_proj": "wq",
+        "k_proj": "wk", "v_proj": "wv", "o_proj": "wo", "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
+        "post_attention_layernorm": "ffn_norm", "input_layernorm": "attention_norm",
+    }  # fmt: skip
+    LITGPT: ClassVar[dict[str, str]] = {
+        "model.layers": "transformer.h",
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+    }
+
+    @pytest.mark.parametrize(
+        ("renamed", "chance", "told"),
+        [(META, "norm.weight", "names of Meta's Llama, Mistral and torchtitan"), (LITGPT, "lm_head.weight", "")],
+        ids=["Meta", "litgpt"],
+    )
+    def test_take_nothing_from_a_base_though_one_is_of_the_class_by_chance(
+        self, tmp_path: Path, renamed: dict[str, str], chance: str, told: str
+    ) -> None:
+        """The base has all that seems to be missing, but untrained."""
+        saved, tensors = saved_by(tmp_path)
+        names = {name: name for name in tensors}
+        for old, new in renamed.items():
+            names = {name: other.replace(old, new) for name, other in names.items()}
+        assert chance in names.values()
+        torch.save({names[name]: tensor for name, tensor in tensors.items()}, tmp_path / "model.pt")
+        with pytest.raises(MissingTensors) as caught:
+            ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", base=saved)
+        hint = str(caught.value.hint)
+        assert "--key-map" in hint
+        assert told in hint
+        assert "--carry-from-base" not in hint
+        assert "--allow-missing" not in hint
+
+    @pytest.mark.parametrize(
+        ("name", "whose"),
+        [
+            ("layers.0.attention.wq.weight", "Meta's Llama, Mistral and torchtitan"),
+            ("layers.0.attention.qkv_linear.wq.weight", "torchtitan"),
+            ("blocks.0.attention.w_q.weight", "OLMo-core"),
+        ],
+    )
+    def test_are_called_what_they_are(self, name: str, whose: str) -> None:
+        assert foreign_names([name, "tok_embeddings.weight"] if "layers" in name else [name]) == whose
 
     def test_are_nothing_to_say_of_a_class_that_has_some_alike(self, tmp_path: Path) -> None:
         layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -392,6 +392,25 @@ def test_a_file_of_another_program_with_a_suffix_of_torch_is_named(tmp_path: Pat
     assert "MindSpore" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("names", [["checkpoint_0003"], ["checkpoint-12"], ["checkpoint_0003", "checkpoint_0004"]], ids=" ".join)
+@pytest.mark.parametrize("command", ["detect", "merge", "average"])
+def test_numbered_files_of_image_trainers_are_no_archives(
+    names: list[str], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MoCo and timm call files of torch.save ``.pth.tar``: their folder is answered as one of ``.pth`` is."""
+    said = []
+    for suffix in (".pth", ".pth.tar"):
+        run = tmp_path / "images"
+        run.mkdir()
+        for name in names:
+            torch.save({"state_dict": {"module.fc.weight": torch.ones(2)}}, run / f"{name}{suffix}")
+        assert _run([command, str(run), *(["--all", "-o", str(tmp_path / "out")] if command == "average" else [])]) == 3
+        said.append(capsys.readouterr().err.replace(".tar", ""))
+        shutil.rmtree(run)
+    assert said[0] == said[1]
+    assert names[-1] in said[1]
+
+
 def test_a_readable_checkpoint_below_is_suggested_before_anything_foreign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "both" / "logs").mkdir(parents=True)
     (tmp_path / "both" / "logs" / "run-abc.wandb").touch()

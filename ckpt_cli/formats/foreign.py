@@ -30,6 +30,8 @@ def _kind(what: str, sign: str, hint: str, begins: bytes = b"", suffix: str = ""
 
 
 UNPACK = "unpack it, and pass the folder that comes out; a file of torch.save needs a name that ends with .pt"
+NOT_OF_TORCH = r"(?!.*(?-i:\.pth\.tar)\Z)"
+"""What many trainers of images call files of torch.save (``checkpoint_0003.pth.tar``) are no archives, and are read."""
 ORBAX = "restore it with orbax in JAX; MaxText has llama_mistral_mixtral_orbax_to_hf.py and others like it"
 TENSORFLOW = "load it in transformers with from_tf=True (transformers < 5), and save_pretrained"
 FOREIGN = (
@@ -71,7 +73,7 @@ FOREIGN = (
         r".*\.nemo",
         "unpack it (tar -xf), and pass what it has of the weights: model_weights.ckpt, or the folder model_weights",
     ),
-    _kind("an archive", r".*\.(tar|tgz|tbz2?|txz|tar\.\w+|zip|7z|rar)", UNPACK),
+    _kind("an archive", rf"{NOT_OF_TORCH}.*\.(tar|tgz|tbz2?|txz|tar\.\w+|zip|7z|rar)", UNPACK),
 )
 DEEP = 2
 """Levels of folders below the one that was given, in which signs are looked for."""

@@ -230,7 +230,7 @@ def _foreign_notes(native: Mapping[str, Tensor], config: Mapping[str, Any], kind
         return []
     placed = {name for name, tensor in native.items() if isinstance(kind, KnownClass) and kind.count({name: tensor.shape})}
     trainer = foreign_names(native.keys() - placed)
-    text = f"these are {trainer}'s own tensor names, which no class of transformers has: rename them with --key-map"
+    text = f"these are tensor names of {trainer}, which no class of transformers has: rename them with --key-map"
     return [Note("warning", "foreign-names", text)] if trainer is not None else []
 
 

@@ -37,6 +37,9 @@ TRL = "pretrained_model."
 
 VALUE_HEAD = re.compile(r"v_head\..*")
 
+HARDLY = 3
+"""So many times more tensors have no place in a class, and so many more of its own are missing, where names fit by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownClass:
@@ -140,6 +143,12 @@ class Fit:
     def is_foreign(self) -> bool:
         """Whether no tensor has a name of the class; one of another shape, and one that is tied to another, has."""
         return not (self.fitting or self.reshaped or self.stand_ins or self.tied)
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether hardly any tensor has a name of the class, as ``norm.weight`` or ``lm_head.weight`` do by chance among other names."""
+        placed = self.fitting + len(self.reshaped) + len(self.stand_ins) + len(self.tied)
+        return placed * HARDLY < min(len(self.missing), len(self.extra))
 
     @property
     def faults(self) -> int:

@@ -229,7 +229,7 @@ def not_there(kind: KnownClass) -> str:
 def replaced_text(fit: Fit) -> str:
     """What is said of tensors of a class that a class of the user's own may have others for."""
     many = "is not there" if len(fit.replaced) == 1 else "are not there"
-    text = f"{few(grouped(fit.replaced), 3)} of {printable(fit.kind)} {many}; {printable(fit.own)} may have others in their place"
+    text = f"{few(grouped(list(fit.replaced)), 3)} of {printable(fit.kind)} {many}; {printable(fit.own)} may have others in their place"
     return f"{text}, and what loads the model by its model_type makes new ones"
 
 

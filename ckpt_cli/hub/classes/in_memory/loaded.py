@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from ckpt_cli.hub.classes.absent.own_class import comparable
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.in_memory.older_words import todays_words
-from ckpt_cli.hub.classes.absent.own_class import comparable
 from ckpt_cli.hub.classes.known_names import class_names
 from ckpt_cli.hub.classes.names import native_names
 from ckpt_cli.hub.classes.rules import HubRules, rules_for

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
     """A copy of the tiny run with two steps, EMA included; of a class that nobody knows, so that its extra tensors are no warning."""
     copy = Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
     for config in copy.rglob("config.json"):
-        config.write_text(config.read_text().replace("Qwen3ForCausalLM", "OwnForCausalLM"))
+        config.write_text(config.read_text().replace("Qwen3ForCausalLM", "OwnForCausalLM").replace('"qwen3"', '"own"'))
     return copy
 
 

@@ -32,6 +32,8 @@ from ckpt_cli.hub.classes.fit import (
     doubled,
     known_class,
     misread_text,
+    not_there,
+    replaced_text,
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
@@ -99,6 +101,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
+    if kind.own and fit.is_foreign:
+        return ConfigCheck(config, (*found, finding("not-compared", not_there(kind))))
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
 
 
@@ -198,6 +202,8 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     for name, (wanted, stored) in fit.reshaped.items():
         code = "cut-tensor" if name in fit.cut else "wrong-shape"
         found.append(finding(code, f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
+    if fit.replaced:
+        found.append(finding("replaced-tensors", replaced_text(fit)))
     if fit.misread:
         found.append(finding("misread-square", misread_text(fit, kind)))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}
@@ -213,6 +219,9 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         shown = f" (shape {shape_text(held)})" if held is not None else ""
         if name in fit.surplus:
             found.append(finding("wrong-shape", "an expert beyond those of the config: loaders make one tensor of all", tensor=name))
+            continue
+        if kind.own and pattern_of(name)[0] not in patterns:
+            found.append(finding("own-tensor", f"of {printable(kind.own)} itself: {printable(kind.kind)} has none{shown}", tensor=name))
             continue
         if not kind.has_shapes:
             found.append(finding("unlisted-tensor", f"{printable(kind.kind)} has none in {fit.origin} by default{shown}", tensor=name))

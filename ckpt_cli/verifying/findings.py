@@ -139,6 +139,9 @@ KINDS: dict[str, Kind] = {
         "older versions of transformers store these with two dimensions exchanged; newer ones see that by the shape, which is square here",
         "load it with the version of transformers that saved it",
     ),
+    "replaced-tensors": Kind(
+        "warning", "headers", "the class of this model_type has tensors in whose place a class that transformers lacks may have others"
+    ),
     "extra-tensor": Kind("warning", "headers", "the model class has no place for this tensor: loaders ignore it"),
     "unlisted-tensor": Kind(
         "warning",
@@ -266,6 +269,7 @@ KINDS: dict[str, Kind] = {
         "weights under a name that what loads models of this config does not look for: from_pretrained passes over them",
         "give them the name that is looked for, or name them when loading",
     ),
+    "own-tensor": Kind("info", "headers", "a tensor of a class that transformers lacks: that of its model type has no place for it"),
     "not-compared": Kind("info", "headers", "the tensors of the model class are unknown; the message says why"),
     # -- full: every byte is read
     "non-finite": Kind(

@@ -16,7 +16,19 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
-from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, compared, doubled, misread_text, needs, usual_but_absent
+from ckpt_cli.hub.classes.fit import (
+    Fit,
+    KnownClass,
+    claim,
+    compared,
+    doubled,
+    misread_text,
+    needs,
+    not_there,
+    own_text,
+    replaced_text,
+    usual_but_absent,
+)
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -107,7 +119,10 @@ def claim_for(
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
-    if not isinstance(kind, KnownClass):
+    fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,)) if isinstance(kind, KnownClass) else None
+    if isinstance(kind, KnownClass) and kind.own and fit is not None and fit.is_foreign:
+        kind = not_there(kind)
+    if not isinstance(kind, KnownClass) or fit is None:
         left_out = [name for name in uncommon if name not in shapes]
         if left_out:
             them = "it" if len(left_out) == 1 else "them"
@@ -115,7 +130,6 @@ def claim_for(
             notes.append(Note("warning", "left-out-unproved", text))
         text = f"{change or 'as the training named them'}, not compared: {kind}"
         return Claim(text, None, tuple(notes), counted, shortage=shortage, odd_counts=counts)
-    fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,))
     if fit.is_foreign and naming == "native":
         text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind), odd_counts=counts)
@@ -130,6 +144,8 @@ def claim_for(
     else:
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
+    if fit.replaced:
+        notes.append(Note("warning", "replaced-tensors", replaced_text(fit)))
     if fit.misread:
         notes.append(Note("warning", "misread-square", f"{misread_text(fit, kind)}; {ADVICE['misread-square']}"))
     if fit.doubles:
@@ -150,7 +166,10 @@ def claim_for(
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or not fit.is_foreign else ()
     if foreign:
         kinds = few(grouped(foreign))
-        if not kind.has_shapes:
+        if kind.own:
+            text = f"{plural(len(foreign), 'tensor is', 'tensors are')} of {printable(kind.own)} itself: {kinds}"
+            notes.append(Note("info", "own-tensors", f"{text}; {printable(kind.kind)}, of its model type, has no place for them"))
+        elif not kind.has_shapes:
             text = f"{plural(len(foreign), 'name is', 'names are')} not among those known for {printable(kind.kind)}: {kinds}"
             notes.append(Note("warning", "unknown-names", f"{text}; they were not compared: {kind.unknown}"))
         else:
@@ -254,7 +273,9 @@ def refuse_lacking(
     raise MissingTensors(
         message,
         details=details,
-        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin})" if made.fit and _of_class(made) else None,
+        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin}){own_text(made.fit)}"
+        if made.fit and _of_class(made)
+        else None,
         hint=hint,
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.absent.own_class import comparable, replaced
 from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
@@ -46,6 +47,7 @@ class KnownClass:
     """A model class and its known tensors: all of them with shapes, or names by pattern.
 
     ``chosen``: the config names no class, and this one of its model type fits the tensors. ``unknown``: why shapes are unknown.
+    ``own`` is the class that the config names, where transformers lacks it: ``kind`` is that of its model type which it is compared with.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class KnownClass:
     config: Config
     chosen: bool = False
     unknown: str = ""
+    own: str = ""
 
     @property
     def origin(self) -> str:
@@ -95,7 +98,8 @@ class Fit:
     explain, by the ``proofs`` that others give; ``stand_ins`` maps tensors to those that the class ties them to, where only the first is
     there, ``tied`` those that are stored although the class ties them to others; ``extra`` has no place in the class, ``surplus`` are
     those of it that loaders join with others to a tensor of another shape; ``misread`` are square ones that loaders would have to turn, as
-    they do with others of their module, and do not. Of patterns, ``missing`` and ``optional`` are those that no
+    they do with others of their module, and do not. ``own`` is the class that was compared as ``kind``, where transformers lacks it, and
+    ``replaced`` are tensors of ``kind`` in whose place it may have others. Of patterns, ``missing`` and ``optional`` are those that no
     tensor has, with an empty shape.
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
@@ -122,6 +126,8 @@ class Fit:
     unknown: str = ""
     optional: Mapping[str, Shape] = field(default_factory=dict)
     misread: tuple[str, ...] = ()
+    own: str = ""
+    replaced: Mapping[str, Shape] = field(default_factory=dict)
 
     @property
     def computing(self) -> dict[str, Shape]:
@@ -170,7 +176,9 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
         config = {**config, "architectures": [chosen]} if chosen is not None else config
     else:
         config = {**config, **repaired_class(config, shapes)}
-    kind = architecture(config)
+    named = config
+    config = comparable(config, shapes)
+    kind, own = architecture(config), (architecture(named) or "") if config is not named else ""
     if not config:
         return "there is no config.json"
     if kind is None:
@@ -183,7 +191,7 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     known = shipped if isinstance(expected, str) else expected
     if known is None:
         return str(expected)
-    return KnownClass(kind, known, rules, config, chosen is not None, expected if isinstance(expected, str) else "")
+    return KnownClass(kind, known, rules, config, chosen is not None, expected if isinstance(expected, str) else "", own)
 
 
 def value_heads(names: Iterable[str]) -> list[str]:
@@ -204,7 +212,34 @@ def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[Fi
     best = min(fits, key=lambda fit: fit.faults)
     if best.reshaped:
         best = replace(best, cut=cut_tensors(best.reshaped, best.proofs, config_numbers(kind.config), best.stand_ins))
-    return replace(best, extra=(*best.extra, *heads), wrapper=TRL) if wrapped else best
+    if wrapped:
+        best = replace(best, extra=(*best.extra, *heads), wrapper=TRL)
+    return _of_own_class(best, shapes, kind) if kind.own else best
+
+
+def _of_own_class(fit: Fit, shapes: Mapping[str, Shape], kind: KnownClass) -> Fit:
+    """The comparison of a class that transformers lacks: what it has of its own may be in place of what the other class has."""
+    others = replaced(fit, shapes, kind.known.prefix)
+    cut = tuple(name for name in fit.cut if name.startswith(f"{kind.known.prefix}."))  # its head may have any size
+    missing = {name: shape for name, shape in fit.missing.items() if name not in others}
+    return replace(fit, own=kind.own, replaced=others, missing=missing, cut=cut)
+
+
+def own_text(fit: Fit) -> str:
+    """What is said of the class that the config names, where another one was compared."""
+    return f", as {printable(fit.kind)}: {printable(fit.own)} is no class of transformers" if fit.own else ""
+
+
+def not_there(kind: KnownClass) -> str:
+    """Why a class that transformers lacks was not compared with the class of its model type."""
+    return f"{printable(kind.own)} is no class of transformers, and no tensor has a name of {printable(kind.kind)}"
+
+
+def replaced_text(fit: Fit) -> str:
+    """What is said of tensors of a class that a class of the user's own may have others for."""
+    many = "is not there" if len(fit.replaced) == 1 else "are not there"
+    text = f"{few(grouped(list(fit.replaced)), 3)} of {printable(fit.kind)} {many}; {printable(fit.own)} may have others in their place"
+    return f"{text}, and what loads the model by its model_type makes new ones"
 
 
 def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Iterator[Fit]:
@@ -365,5 +400,5 @@ def claim(fit: Fit) -> str:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known names of {kind} ({fit.origin})"
         absent = usual_but_absent(fit)
         more = f", which usually has {few(absent, 3)} too" if absent and fit.fitting else ""
-        return f"{whose}: {known}{more}; neither shapes nor counts were compared: {fit.unknown}"
-    return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}"
+        return f"{whose}: {known}{more}{own_text(fit)}; neither shapes nor counts were compared: {fit.unknown}"
+    return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}{own_text(fit)}"

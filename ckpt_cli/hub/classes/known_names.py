@@ -53,6 +53,16 @@ def fitting_class(config: Config, names: Iterable[str]) -> str | None:
     return max(scores)[2] if scores else None
 
 
+def likeliest_class(model_type: str, like: str, names: Iterable[str] = ()) -> str | None:
+    """The class of a model type that has the most of ``names``; of several the one whose name ends as ``like`` does. None without any."""
+    held = {pattern_of(name)[0] for name in names}
+    scores = [
+        (max(len(held & known.native), len(held & known.hub)), _ending(kind) != "" and like.endswith(_ending(kind)), _rank(kind), kind)
+        for kind, known in classes_of_type(model_type)
+    ]
+    return max(scores)[3] if scores else None
+
+
 def classes_of_type(model_type: str) -> Iterator[tuple[str, ClassNames]]:
     """The classes of a model type with their names, the most likely one first."""
     kinds = sorted(_classes_of(model_type), key=lambda kind: (-_rank(kind), kind))
@@ -62,6 +72,11 @@ def classes_of_type(model_type: str) -> Iterator[tuple[str, ClassNames]]:
 def types_of(kind: str) -> list[str]:
     """The model types of a class, by the shipped file."""
     return [key.removesuffix(f"/{kind}") for key in _shipped()["models"] if key.endswith(f"/{kind}")]
+
+
+def _ending(kind: str) -> str:
+    """What a class is for, as the end of its name says: ``ForCausalLM``."""
+    return kind[kind.rfind("For") :] if "For" in kind else "Model" if kind.endswith("Model") else ""
 
 
 def _rank(kind: str) -> int:

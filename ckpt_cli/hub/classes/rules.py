@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli.hub.classes.absent.own_class import comparable
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names
 from ckpt_cli.hub.classes.transformers_child import asked_child, installed_version
 from ckpt_cli.hub.config import Config, architecture, with_plain_class
@@ -137,7 +138,7 @@ class HubRules:
 
 def rules_for(config: Config) -> HubRules | None:
     """The rules of the architecture that a config names; None if neither the shipped file nor transformers knows it."""
-    config = with_plain_class(config)
+    config = comparable(with_plain_class(config))
     name, model_type = architecture(config), config.get("model_type")
     if name is None or not isinstance(model_type, str):
         return None

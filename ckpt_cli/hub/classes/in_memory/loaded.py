@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from ckpt_cli.hub.classes.absent.own_class import comparable
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.in_memory.older_words import todays_words
 from ckpt_cli.hub.classes.known_names import class_names
@@ -112,5 +113,6 @@ def loaded_names(kind: KnownClass | str) -> LoadedNames | None:
 
 def loaded_names_of(config: Config) -> LoadedNames | None:
     """The names of the class that a config names, as far as the shipped file has them."""
+    config = comparable(config)
     rules, known = rules_for(config), class_names(config)
     return LoadedNames(rules, known.prefix, known.native) if rules is not None and known is not None else None

@@ -1,0 +1,51 @@
+"""A class of the user's own, such as a subclass of one of transformers: the class of its model type that it is compared with.
+
+transformers has no class of its name, and what loads it (the Auto classes) goes by model_type, without a word about the name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.expected_tensors import Expected, Unbuildable, expected_tensors
+from ckpt_cli.hub.classes.known_names import likeliest_class, types_of
+from ckpt_cli.hub.config import Config, architecture
+
+if TYPE_CHECKING:
+    from ckpt_cli.hub.classes.fit import Fit
+
+
+def comparable(config: Config, names: Iterable[str] = ()) -> Config:
+    """The config with a class of its model type in place of one that transformers lacks; otherwise unchanged.
+
+    Of the classes of that type, the one that has the most of ``names``. Custom code (``auto_map``) loads itself, and stands for itself.
+    """
+    kind, model_type = architecture(config), config.get("model_type")
+    if kind is None or not isinstance(model_type, str) or config.get("auto_map") or types_of(kind):
+        return config
+    likely = likeliest_class(model_type, kind, names)
+    if likely is None or isinstance(expected_tensors(config), (Expected, Unbuildable)):  # it has it, and no Auto class does
+        return config
+    return {**config, "architectures": [likely]}
+
+
+def replaced(fit: Fit, shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
+    """Missing tensors of the class in whose place a subclass may have tensors of its own (``fit.extra``, of these ``shapes``).
+
+    A head of another kind is in place of the head. Inside the base model, whose names begin with ``prefix``, what is in place of others
+    holds as many numbers. Of a model with few names of the class, there are as many tensors.
+    """
+    if not fit.extra or fit.expected is None:
+        return {}
+    start = f"{prefix}." if prefix else ""
+    inside = {name: shape for name, shape in fit.missing.items() if name.startswith(start)}
+    own = [name for name in fit.extra if name.startswith(start)]
+    if 2 * fit.fitting < fit.expected and len(fit.extra) >= len(fit.missing):
+        return dict(fit.missing)
+    found = {} if len(own) == len(fit.extra) else {name: shape for name, shape in fit.missing.items() if name not in inside}
+    if sum(math.prod(shapes.get(name, ())) for name in own) >= sum(map(math.prod, inside.values())):
+        found |= inside if own else {}
+    return found

@@ -1,0 +1,159 @@
+"""A class of the user's own that transformers lacks is compared with the class of its model type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.errors import MissingTensors
+from ckpt_cli.hub.classes.absent.own_class import comparable
+from ckpt_cli.results.verify import VerifyResult
+from tests.architectures import answered_here
+from tests.tensors import Tensors, load
+
+H, V = 8, 16
+CONFIG = {
+    "model_type": "qwen2",
+    "architectures": ["MyQwen"],
+    "hidden_size": H,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": V,
+    "tie_word_embeddings": False,
+}
+HEADS = {"v_head.weight": (1, H)}
+
+
+@pytest.fixture(autouse=True)
+def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child._run_child", answered_here)
+
+
+def tensors() -> Tensors:
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, H), "model.norm.weight": (H,), "lm_head.weight": (V, H)}
+    for layer in ("model.layers.0.", "model.layers.1."):
+        shapes |= {f"{layer}self_attn.{part}_proj.weight": (H, H) for part in "qkvo"}
+        shapes |= {f"{layer}self_attn.{part}_proj.bias": (H,) for part in "qkv"}
+        shapes |= {f"{layer}mlp.{part}_proj.weight": (12, H) for part in ("gate", "up")}
+        shapes |= {f"{layer}mlp.down_proj.weight": (H, 12)}
+        shapes |= {f"{layer}{part}_layernorm.weight": (H,) for part in ("input", "post_attention")}
+    return made(shapes)
+
+
+def made(shapes: dict[str, tuple[int, ...]]) -> Tensors:
+    return {name: torch.rand(shape, generator=torch.Generator().manual_seed(i)) for i, (name, shape) in enumerate(shapes.items())}
+
+
+def saved(folder: Path, state: Tensors, **entries: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG | entries))
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def severe(result: VerifyResult) -> set[str]:
+    return {item.code for item in result.findings if item.severity != "info"} - {"lacks-tokenizer"}
+
+
+LOST: dict[str, Callable[[str], bool]] = {
+    "the head": lambda name: name == "lm_head.weight",
+    "the embedding": lambda name: "embed" in name,
+    "the last norm": lambda name: name == "model.norm.weight",
+    "attention": lambda name: "self_attn" in name,
+    "all but the feed-forward network": lambda name: ".mlp." not in name,
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_it_lacks_what_the_class_of_its_type_lacks(tmp_path: Path, lost: str) -> None:
+    run = saved(tmp_path / "run", {name: tensor for name, tensor in tensors().items() if not LOST[lost](name)})
+    with pytest.raises(MissingTensors, match="Qwen2ForCausalLM") as caught:
+        ckpt_cli.merge(run, tmp_path / "out")
+    assert "as Qwen2ForCausalLM: MyQwen is no class of transformers" in str(caught.value.expected)
+    assert "missing-tensor" in severe(ckpt_cli.verify(run))
+
+
+def test_a_head_of_its_own_makes_no_lost_layers_good(tmp_path: Path) -> None:
+    state = {name: tensor for name, tensor in tensors().items() if "self_attn" not in name} | made({"v_head.weight": (V, 100)})
+    with pytest.raises(MissingTensors):
+        ckpt_cli.merge(saved(tmp_path / "run", state), tmp_path / "out")
+
+
+@pytest.mark.parametrize("more", [{}, HEADS, {"model.layers.0.gate.weight": (1, H), "router.weight": (3, H)}], ids=str)
+def test_whole_ones_raise_no_alarm(tmp_path: Path, more: dict[str, tuple[int, ...]]) -> None:
+    state = tensors() | made(more)
+    result = ckpt_cli.merge(saved(tmp_path / "run", state), tmp_path / "out")
+    assert not [note for note in result.outputs[0].notes if note.level == "warning" and note.code != "lacks-asset"]
+    assert "27 tensors of Qwen2ForCausalLM" in result.outputs[0].naming
+    assert "as Qwen2ForCausalLM: MyQwen is no class of transformers" in result.outputs[0].naming
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["MyQwen"]
+    assert load(tmp_path / "out").keys() == state.keys()
+    assert severe(ckpt_cli.verify(tmp_path / "out")) == set()
+
+
+def renamed(name: str) -> str:
+    return name.replace("self_attn", "mixer").replace("mlp", "ffn").replace("layernorm", "scale")
+
+
+REPLACED: dict[str, Tensors] = {
+    "a value head": {name: tensor for name, tensor in tensors().items() if name != "lm_head.weight"} | made(HEADS),
+    "a head of another size": tensors() | made({"lm_head.weight": (1, H)}),
+    "fused projections": {
+        name: tensor for name, tensor in tensors().items() if "_proj." not in name or "self_attn.o" in name or "mlp" in name
+    }
+    | made({f"model.layers.{i}.self_attn.qkv.weight": (3 * H, H) for i in (0, 1)})
+    | made({f"model.layers.{i}.self_attn.qkv.bias": (3 * H,) for i in (0, 1)}),
+    "modules of other names": {renamed(name): tensor for name, tensor in tensors().items()},
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_it_replaces_is_a_warning(tmp_path: Path, what: str) -> None:
+    ckpt_cli.merge(saved(tmp_path / "run", REPLACED[what]), tmp_path / "out")
+    expected = "wrong-shape" if what == "a head of another size" else "replaced-tensors"
+    assert severe(ckpt_cli.verify(tmp_path / "out")) == {expected}
+
+
+def test_names_that_are_all_its_own_are_not_compared(tmp_path: Path) -> None:
+    state = made({"trunk.a": (H,), "trunk.b": (H, H)})
+    naming = ckpt_cli.merge(saved(tmp_path / "run", state), tmp_path / "out").outputs[0].naming
+    assert naming.endswith("MyQwen is no class of transformers, and no tensor has a name of Qwen2ForCausalLM")
+    assert severe(ckpt_cli.verify(tmp_path / "out")) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "chosen"),
+    [
+        ("MyQwen", ("model.norm.weight",), "Qwen2ForCausalLM"),
+        ("MyQwen", ("model.norm.weight", "score.weight"), "Qwen2ForTokenClassification"),
+        ("MyForSequenceClassification", ("model.norm.weight",), "Qwen2ForSequenceClassification"),
+        ("MyQwen", ("norm.weight", "layers.0.mlp.up_proj.weight"), "Qwen2Model"),
+        ("Qwen2ForCausalLM", (), "Qwen2ForCausalLM"),
+        ("Qwen3ForCausalLM", (), "Qwen3ForCausalLM"),
+    ],
+)
+def test_the_class_to_compare_with(kind: str, names: tuple[str, ...], chosen: str) -> None:
+    assert comparable({**CONFIG, "architectures": [kind]}, names)["architectures"] == [chosen]
+
+
+def test_custom_code_and_unknown_types_stand_for_themselves() -> None:
+    for entries in ({"auto_map": {"AutoModel": "my.MyQwen"}}, {"model_type": "my"}, {"architectures": []}):
+        assert comparable({**CONFIG, **entries}) == {**CONFIG, **entries}
+
+
+def test_rules_of_the_type_apply() -> None:
+    from ckpt_cli.hub.classes.rules import rules_for
+
+    own, real = ({"model_type": "deepseek_v3", "architectures": [kind]} for kind in ("MyDeep", "DeepseekV3ForCausalLM"))
+    mine, theirs = rules_for(own), rules_for(real)
+    assert mine == theirs
+    assert mine is not None
+    assert "e_score_correction_bias" in mine.kept["BF16"].pattern

@@ -19,6 +19,7 @@ from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import OF_CODES, TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
+from ckpt_cli.hub.classes.absent.own_words import not_there, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
@@ -32,8 +33,6 @@ from ckpt_cli.hub.classes.fit import (
     doubled,
     known_class,
     misread_text,
-    not_there,
-    replaced_text,
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
@@ -102,7 +101,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
         return ConfigCheck(config, (*found, finding("not-compared", kind)))
     fit, different = _compared(shapes, kind)
     if kind.own and fit.is_foreign:
-        return ConfigCheck(config, (*found, finding("not-compared", not_there(kind))))
+        return ConfigCheck(config, (*found, finding("not-compared", not_there(kind.own, kind.kind))))
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
 
 
@@ -203,7 +202,7 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
         code = "cut-tensor" if name in fit.cut else "wrong-shape"
         found.append(finding(code, f"{shape_text(stored)}, but the class has {shape_text(wanted)} ({fit.origin})", tensor=name))
     if fit.replaced:
-        found.append(finding("replaced-tensors", replaced_text(fit)))
+        found.append(finding("replaced-tensors", replaced_text(fit.own, fit.kind, list(fit.replaced))))
     if fit.misread:
         found.append(finding("misread-square", misread_text(fit, kind)))
     patterns = {pattern_of(name)[0] for name in kind.known.hub} | {pattern_of(name)[0] for name in kind.known.native}

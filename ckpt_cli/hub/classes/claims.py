@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
+from ckpt_cli.hub.classes.absent.own_words import not_there, own_text, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Unbuildable
 from ckpt_cli.hub.classes.fit import (
@@ -24,9 +25,6 @@ from ckpt_cli.hub.classes.fit import (
     doubled,
     misread_text,
     needs,
-    not_there,
-    own_text,
-    replaced_text,
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
@@ -121,7 +119,7 @@ def claim_for(
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
     fit = compared(shapes, kind, ("hub", "older") if naming == "hub" else (naming,)) if isinstance(kind, KnownClass) else None
     if isinstance(kind, KnownClass) and kind.own and fit is not None and fit.is_foreign:
-        kind = not_there(kind)
+        kind = not_there(kind.own, kind.kind)
     if not isinstance(kind, KnownClass) or fit is None:
         left_out = [name for name in uncommon if name not in shapes]
         if left_out:
@@ -145,7 +143,7 @@ def claim_for(
         lacking = {name: shape_text(shape) for name, shape in absent.items()} | by_config
     notes += _different_shapes(fit, kind)
     if fit.replaced:
-        notes.append(Note("warning", "replaced-tensors", replaced_text(fit)))
+        notes.append(Note("warning", "replaced-tensors", replaced_text(fit.own, fit.kind, list(fit.replaced))))
     if fit.misread:
         notes.append(Note("warning", "misread-square", f"{misread_text(fit, kind)}; {ADVICE['misread-square']}"))
     if fit.doubles:
@@ -273,7 +271,7 @@ def refuse_lacking(
     raise MissingTensors(
         message,
         details=details,
-        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin}){own_text(made.fit)}"
+        expected=f"{made.fit.expected} tensors of {made.named} ({made.fit.origin}){own_text(made.fit.own, made.fit.kind)}"
         if made.fit and _of_class(made)
         else None,
         hint=hint,

@@ -13,6 +13,7 @@ from typing import Literal
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.absent.own_class import comparable, replaced
+from ckpt_cli.hub.classes.absent.own_words import own_text
 from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
@@ -225,23 +226,6 @@ def _of_own_class(fit: Fit, shapes: Mapping[str, Shape], kind: KnownClass) -> Fi
     return replace(fit, own=kind.own, replaced=others, missing=missing, cut=cut)
 
 
-def own_text(fit: Fit) -> str:
-    """What is said of the class that the config names, where another one was compared."""
-    return f", as {printable(fit.kind)}: {printable(fit.own)} is no class of transformers" if fit.own else ""
-
-
-def not_there(kind: KnownClass) -> str:
-    """Why a class that transformers lacks was not compared with the class of its model type."""
-    return f"{printable(kind.own)} is no class of transformers, and no tensor has a name of {printable(kind.kind)}"
-
-
-def replaced_text(fit: Fit) -> str:
-    """What is said of tensors of a class that a class of the user's own may have others for."""
-    many = "is not there" if len(fit.replaced) == 1 else "are not there"
-    text = f"{few(grouped(list(fit.replaced)), 3)} of {printable(fit.kind)} {many}; {printable(fit.own)} may have others in their place"
-    return f"{text}, and what loads the model by its model_type makes new ones"
-
-
 def _fits(shapes: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Iterator[Fit]:
     if naming == "older":
         older = shapes if kind.rules is None else renamed_for_hub(shapes, kind.rules)
@@ -400,5 +384,5 @@ def claim(fit: Fit) -> str:
         known = f"{fit.fitting} of {fit.fitting + len(fit.extra)} are known names of {kind} ({fit.origin})"
         absent = usual_but_absent(fit)
         more = f", which usually has {few(absent, 3)} too" if absent and fit.fitting else ""
-        return f"{whose}: {known}{more}{own_text(fit)}; neither shapes nor counts were compared: {fit.unknown}"
-    return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}{own_text(fit)}"
+        return f"{whose}: {known}{more}{own_text(fit.own, fit.kind)}; neither shapes nor counts were compared: {fit.unknown}"
+    return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}{own_text(fit.own, fit.kind)}"

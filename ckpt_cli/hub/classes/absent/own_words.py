@@ -1,0 +1,25 @@
+"""What is said of a class of the user's own (``own``), which is compared with a ``kind`` of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckpt_cli.name_patterns import grouped
+from ckpt_cli.names import few, printable
+
+
+def own_text(own: str, kind: str) -> str:
+    """What is added to a line about the class that was compared; nothing where it is the one that the config names."""
+    return f", as {printable(kind)}: {printable(own)} is no class of transformers" if own else ""
+
+
+def not_there(own: str, kind: str) -> str:
+    """Why nothing was compared."""
+    return f"{printable(own)} is no class of transformers, and no tensor has a name of {printable(kind)}"
+
+
+def replaced_text(own: str, kind: str, names: Sequence[str]) -> str:
+    """What is said of tensors of the class that the user's own may have others for."""
+    many = "is not there" if len(names) == 1 else "are not there"
+    text = f"{few(grouped(names), 3)} of {printable(kind)} {many}; {printable(own)} may have others in their place"
+    return f"{text}, and what loads the model by its model_type makes new ones"

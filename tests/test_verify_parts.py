@@ -283,7 +283,7 @@ class TestCommandLine:
         words = ["verify", "out", "--full", "--against", RUN]
         whole = self.ckpt(*words)
         for rank, code in ((2, 0), (0, 0), (1, 1)):
-            done = self.ckpt(*words, "--part", "auto", SLURM_PROCID=str(rank), SLURM_NTASKS="3", SLURM_JOB_ID="7")
+            done = self.ckpt(*words, "--part", "auto", SLURM_PROCID=str(rank), SLURM_STEP_NUM_TASKS="3", SLURM_JOB_ID="7")
             assert done.code == code
             if rank != 1:
                 count = len(verify_part(out, f"{rank}/3", **BOTH).findings)
@@ -296,7 +296,7 @@ class TestCommandLine:
 
     def test_runs_of_a_launcher_do_not_mix(self, out: Path, tmp_path: Path) -> None:
         for job in ("7", "8"):
-            done = self.ckpt("verify", "out", "--full", "--part", "auto", SLURM_PROCID="0", SLURM_NTASKS="2", SLURM_JOB_ID=job)
+            done = self.ckpt("verify", "out", "--full", "--part", "auto", SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2", SLURM_JOB_ID=job)
             assert (done.code, done.out) == (0, "part 0 of 2: nothing found; the process that is done last has the result\n")
         assert len(list(tmp_path.glob(".*"))) == 2
 

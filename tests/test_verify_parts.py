@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -292,6 +293,32 @@ class TestCommandLine:
                 (meeting,) = tmp_path.glob(".*")
                 assert meeting.name.startswith(".out.ckpt-verify-")
         assert done == whole
+        assert list(tmp_path.glob(".*")) == []
+
+    @pytest.mark.parametrize("step", ["SLURM_STEP_ID", ""])
+    def test_a_part_that_two_processes_did_is_refused(self, out: Path, tmp_path: Path, step: str) -> None:
+        """Always if the run is known, else if the other wrote it while this one was at work: the first document stays."""
+        words = ["verify", "out", "--full", "--part", "auto"]
+        launched = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"} | ({step: "0"} if step else {})
+        assert self.ckpt(*words, **launched).code == 0
+        (record,) = tmp_path.glob(".*/part-0-of-2.json")
+        if not step:
+            os.utime(record, (time.time() + 60,) * 2)
+        first = record.stat()
+        done = self.ckpt(*words, **launched)
+        assert done.code != 0
+        assert "did part 0 of 2 as well" in done.err
+        assert [(path.name, path.stat()) for path in record.parent.iterdir()] == [(record.name, first)]
+        assert self.ckpt(*words, **launched | {"SLURM_PROCID": "1"}).code == 0
+
+    def test_a_part_of_an_earlier_try_is_done_again(self, out: Path, tmp_path: Path) -> None:
+        """As torchrun starts all processes again if one failed."""
+        words, launched = ["verify", "out", "--full", "--part", "auto"], {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+        assert self.ckpt(*words, RANK="0", **launched).code == 0
+        (record,) = tmp_path.glob(".*/part-0-of-2.json")
+        os.utime(record, (time.time() - 60,) * 2)
+        assert self.ckpt(*words, RANK="0", **launched).code == 0
+        assert self.ckpt(*words, RANK="1", **launched).code == 0
         assert list(tmp_path.glob(".*")) == []
 
     def test_runs_of_a_launcher_do_not_mix(self, out: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Part:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str], above: Iterable[Mapping[str, str]] = ()) -> Part:
-        """The part of this process among those that the nearest of `LAUNCHERS` started. Raises UsageError if none did, or if that is unclear.
+        """The part of this process among those that the nearest of `LAUNCHERS` started. Raises UsageError if none did.
 
         ``above`` are the environments of the processes above it, as for `launcher_of`.
         """

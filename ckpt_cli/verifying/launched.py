@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def parts_that_meet(target: Path, part: VerifyPart) -> Iterator[list[Path]]:
 
 
 def _leave(meeting: _Meeting, part: VerifyPart, once: bool) -> None:
-    """Write the document of a part. Raises Inconsistent if it is there already, unless an earlier try left it, as it may if not ``once``."""
+    """Write the document of a part. Raises Inconsistent if it is there, unless a run that is not ``once`` left it in an earlier try."""
     record = meeting.record(Part(part.part, part.parts))
-    own = record.with_suffix(".new")
+    own = meeting.root / f".{uuid.uuid4().hex[:12]}"
     meeting.replace(own, part.model_dump_json().encode())
     try:
         # Both times are of the file system, so the clocks of machines do not matter: what is older than this process is of an earlier try.

@@ -34,6 +34,10 @@ class Launcher:
         """What tells its run from others, as far as it says."""
         return "/".join(environment.get(name, "") for name in self.run)
 
+    def runs_once(self, environment: Mapping[str, str]) -> bool:
+        """Whether no other run, and no second try of this one, says the same of itself."""
+        return self.once is not None and self.once in environment
+
 
 LAUNCHERS = (
     Launcher("torchrun", "RANK", "WORLD_SIZE", ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")),

@@ -55,7 +55,7 @@ def parts_that_meet(target: Path, part: VerifyPart) -> Iterator[list[Path]]:
     run = launcher.run_of(os.environ) if launcher is not None else ""
     name = hashlib.sha256(f"{part.digest}/{run}".encode()).hexdigest()
     meeting = _Meeting(Path(absolute(target)), name)
-    once = launcher is not None and launcher.once in os.environ
+    once = launcher is not None and launcher.runs_once(os.environ)
     with output_errors(meeting.target):
         meeting.root.mkdir(exist_ok=True)
     with alone(meeting.root):

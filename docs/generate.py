@@ -133,9 +133,11 @@ MACHINES = {
     "RANK": "`--part auto`: which part, under torchrun",
     "WORLD_SIZE": "of how many",
     "SLURM_PROCID": "the same under srun",
-    "SLURM_NTASKS": "of how many",
+    "SLURM_STEP_NUM_TASKS": "of how many; a batch script has none",
     "OMPI_COMM_WORLD_RANK": "the same under Open MPI",
     "OMPI_COMM_WORLD_SIZE": "of how many",
+    "PMI_RANK": "the same under mpirun of MPICH and Intel MPI",
+    "PMI_SIZE": "of how many",
     "RAY_ADDRESS": "`--engine ray`: the cluster, if `--ray-address` names none",
 }
 GIVEN = {

@@ -111,10 +111,12 @@ def test_every_trainer_has_a_section() -> None:
 
 
 def test_every_variable_that_is_read_is_listed() -> None:
-    from ckpt_cli.output.part import LAUNCHERS
+    from ckpt_cli.launchers import LAUNCHERS
 
     source = "\n".join(path.read_text() for path in (ROOT / "ckpt_cli").rglob("*.py"))
-    read = set(re.findall(r'(?:environ(?:\.get\(|\[)|envvar=)"([A-Z_]+)"', source)) | {name for pair in LAUNCHERS for name in pair}
+    read = set(re.findall(r'(?:environ(?:\.get\(|\[)|envvar=)"([A-Z_]+)"', source)) | {
+        name for one in LAUNCHERS for name in (one.number, one.count)
+    }
     given = {f"CKPT_{name.upper()}" for name in ("output", "step", "run")}
     listed = {name for rows in GENERATE.VARIABLES.values() for name in rows}
     # The child process is told in this variable who waits for it.

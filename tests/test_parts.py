@@ -18,6 +18,7 @@ import torch
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingParts, NoSpace, NotFound, OutputExists, Unreadable, UsageError
 from ckpt_cli.files.source import Files
+from ckpt_cli.launchers import launcher_of
 from ckpt_cli.output import manifest, parts
 from ckpt_cli.output.part import Part
 from ckpt_cli.output.parts import Published, publish_parts, write_part
@@ -113,20 +114,32 @@ class TestWhatAPartIs:
             Part.of(text)
 
 
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+"""What every process of a batch script of Slurm inherits, without srun."""
+STEP = {**BATCH, "SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
+MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+TORCH = {"RANK": "5", "WORLD_SIZE": "8"}
+
+
 class TestWhatALauncherSays:
     @pytest.mark.parametrize(
         ("environment", "part"),
         [
             ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, "3/8"),
-            ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "0/4"),
+            ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "0/4"),
             ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "1/2"),
-            ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, "1/2"),
+            ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "1/2"),
+            ({"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "1/2"),
+            ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, "1/2"),
+            ({**BATCH, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, "3/4"),
+            ({**BATCH, "PMI_RANK": "3", "PMI_SIZE": "4"}, "3/4"),
+            ({**BATCH, "RANK": "3", "WORLD_SIZE": "4"}, "3/4"),
         ],
     )
     def test_is_the_part_of_the_process(self, environment: dict[str, str], part: str) -> None:
         assert str(Part.of_environment(environment)) == part
 
-    @pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"WORLD_SIZE": "8"}, {"SLURM_NTASKS": "8"}])
+    @pytest.mark.parametrize("environment", [{}, {"RANK": "1"}, {"WORLD_SIZE": "8"}, {"SLURM_NTASKS": "8"}, BATCH])
     def test_without_one_there_is_no_part(self, environment: dict[str, str]) -> None:
         with pytest.raises(UsageError, match="no launcher says") as caught:
             Part.of_environment(environment)
@@ -138,6 +151,40 @@ class TestWhatALauncherSays:
     def test_that_is_no_part_is_refused(self, environment: dict[str, str]) -> None:
         with pytest.raises(UsageError, match="RANK is"):
             Part.of_environment(environment)
+
+    @pytest.mark.parametrize(
+        ("own", "above", "part"),
+        [
+            pytest.param({**STEP, **MPI}, [{**STEP, **MPI}, STEP, {}], "3/4", id="the daemon of mpirun on another node, through a shell"),
+            pytest.param({**STEP, **TORCH}, [STEP], "5/8", id="torchrun in each task of srun"),
+            pytest.param({**STEP, **TORCH}, [{**STEP, "RANK": "0", "WORLD_SIZE": "2"}], "5/8", id="torchrun, given its node as RANK"),
+            pytest.param({**STEP, **MPI}, [MPI], "1/2", id="srun in a process of mpirun"),
+            pytest.param({**STEP, **MPI, **TORCH}, [{**STEP, **MPI}], "5/8", id="the nearest of three"),
+            pytest.param({**STEP, "SLURM_STEP_NUM_TASKS": "1", **MPI}, [], "3/4", id="a step of one task"),
+        ],
+    )
+    def test_the_nearest_counts(self, own: dict[str, str], above: list[dict[str, str]], part: str) -> None:
+        assert str(Part.of_environment(own, above)) == part
+
+    @pytest.mark.parametrize("above", [[], [{}], [{**STEP, **MPI}, {}]])
+    def test_contradictions_are_refused(self, above: list[dict[str, str]]) -> None:
+        with pytest.raises(UsageError, match="contradict") as caught:
+            Part.of_environment({**STEP, **MPI}, above)
+        assert "--part K/N" in str(caught.value.advice)
+
+    def test_ranks_of_mpirun_have_one_run_on_all_nodes(self) -> None:
+        """On another node they are within a step of srun."""
+        here, there = ({**each, **MPI, "PMIX_NAMESPACE": "prterun-7@1"} for each in (BATCH, STEP))
+        runs = [launcher.run_of(each) for each in (here, there) if (launcher := launcher_of(each, [BATCH if each is here else STEP]))]
+        assert runs == ["prterun-7@1/7"] * 2
+
+    @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="only Linux tells")
+    def test_processes_above_are_known(self) -> None:
+        """From a process of its own, since those above pytest are not known: they may be of another user."""
+        program = "from ckpt_cli.launchers import environments_above as above; print([each.get('NEAR') for each in above()][:2])"
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {program!r}], env={{'PYTHONPATH': {str(ROOT)!r}}})"
+        done = subprocess.run([sys.executable, "-c", code], env={"NEAR": "=1"}, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("['=1'")
 
 
 class TestTheOutput:

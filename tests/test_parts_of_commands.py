@@ -180,7 +180,7 @@ class TestLaunchers:
         assert ckpt("merge", RUN, "-o", tmp_path / "one").code == 0
         command = [sys.executable, "-m", "ckpt_cli", "merge", str(RUN), "-o", str(tmp_path / "out"), "--part", "auto"]
         started = [
-            subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_PROCID": str(rank), "SLURM_NTASKS": "4"})
+            subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "4"})
             for rank in range(4)
         ]
         assert [process.wait() for process in started] == [0] * 4

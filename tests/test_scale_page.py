@@ -20,7 +20,7 @@ JOB = yaml.safe_load(next(block.text for block in BLOCKS if block.language == "y
 RUN = ROOT / "examples" / "tiny-run"
 
 
-SRUN = 'for i in 0 1 2; do SLURM_PROCID=$i SLURM_NTASKS=3 "$@" || exit 1 & done\nwait\n'
+SRUN = 'for i in 0 1 2; do SLURM_PROCID=$i SLURM_STEP_NUM_TASKS=3 "$@" || exit 1 & done\nwait\n'
 """Runs what it is given, at once."""
 
 

@@ -704,7 +704,7 @@ class TestWhatIsSaid:
             "are known names of Qwen3MoeForCausalLM (transformers 5.24.0); neither shapes nor counts "
             "were compared: transformers is not installed"
         )
-        in_config(out, architectures=["SomethingNew"])
+        in_config(out, architectures=["SomethingNew"], model_type="something_new")
         (item,) = [item for item in ckpt_cli.verify(out).findings if item.code == "not-compared"]
         assert item.message == "transformers is not installed"
 
@@ -839,7 +839,7 @@ class TestRefusals:
     def test_a_config_that_nobody_builds(self, out: Path) -> None:
         in_config(out, num_hidden_layers=10**9)
         assert "config.json says 1,000,000,000 layers" in str(ckpt_cli.verify(out).findings)
-        in_config(out, architectures=["SomethingNew"])
+        in_config(out, architectures=["SomethingNew"], model_type="something_new")
         assert "num_hidden_layers 1000000000, more than any model has" in str(ckpt_cli.verify(out).findings)
 
     def test_a_manifest_that_names_files_elsewhere_opens_none(self, out: Path) -> None:

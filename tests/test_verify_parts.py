@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -283,7 +284,7 @@ class TestCommandLine:
         words = ["verify", "out", "--full", "--against", RUN]
         whole = self.ckpt(*words)
         for rank, code in ((2, 0), (0, 0), (1, 1)):
-            done = self.ckpt(*words, "--part", "auto", SLURM_PROCID=str(rank), SLURM_NTASKS="3", SLURM_JOB_ID="7")
+            done = self.ckpt(*words, "--part", "auto", SLURM_PROCID=str(rank), SLURM_STEP_NUM_TASKS="3", SLURM_JOB_ID="7")
             assert done.code == code
             if rank != 1:
                 count = len(verify_part(out, f"{rank}/3", **BOTH).findings)
@@ -294,9 +295,35 @@ class TestCommandLine:
         assert done == whole
         assert list(tmp_path.glob(".*")) == []
 
+    @pytest.mark.parametrize("step", ["SLURM_STEP_ID", ""])
+    def test_a_part_that_two_processes_did_is_refused(self, out: Path, tmp_path: Path, step: str) -> None:
+        """Always if the run is known, else if the other wrote it while this one was at work: the first document stays."""
+        words = ["verify", "out", "--full", "--part", "auto"]
+        launched = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"} | ({step: "0"} if step else {})
+        assert self.ckpt(*words, **launched).code == 0
+        (record,) = tmp_path.glob(".*/part-0-of-2.json")
+        if not step:
+            os.utime(record, (time.time() + 60,) * 2)
+        first = record.stat()
+        done = self.ckpt(*words, **launched)
+        assert done.code != 0
+        assert "did part 0 of 2 as well" in done.err
+        assert [(path.name, path.stat()) for path in record.parent.iterdir()] == [(record.name, first)]
+        assert self.ckpt(*words, **launched | {"SLURM_PROCID": "1"}).code == 0
+
+    def test_a_part_of_an_earlier_try_is_done_again(self, out: Path, tmp_path: Path) -> None:
+        """As torchrun starts all processes again if one failed."""
+        words, launched = ["verify", "out", "--full", "--part", "auto"], {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+        assert self.ckpt(*words, RANK="0", **launched).code == 0
+        (record,) = tmp_path.glob(".*/part-0-of-2.json")
+        os.utime(record, (time.time() - 60,) * 2)
+        assert self.ckpt(*words, RANK="0", **launched).code == 0
+        assert self.ckpt(*words, RANK="1", **launched).code == 0
+        assert list(tmp_path.glob(".*")) == []
+
     def test_runs_of_a_launcher_do_not_mix(self, out: Path, tmp_path: Path) -> None:
         for job in ("7", "8"):
-            done = self.ckpt("verify", "out", "--full", "--part", "auto", SLURM_PROCID="0", SLURM_NTASKS="2", SLURM_JOB_ID=job)
+            done = self.ckpt("verify", "out", "--full", "--part", "auto", SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2", SLURM_JOB_ID=job)
             assert (done.code, done.out) == (0, "part 0 of 2: nothing found; the process that is done last has the result\n")
         assert len(list(tmp_path.glob(".*"))) == 2
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpt_cli.errors import UsageError
+from ckpt_cli.launchers import LAUNCHERS, environments_above, launcher_of
 
 MAX_PARTS = 100_000
 WHOLE_FILES = ":files"
@@ -17,9 +18,6 @@ AUTO = ("auto", f"auto{WHOLE_FILES}")
 
 Engine = Literal["local", "ray"]
 """Who does the parts of a command: this process, or the machines of a Ray cluster."""
-
-LAUNCHERS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-"""The variables by which torchrun, srun and Open MPI tell a process its number and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +46,28 @@ class Part:
     def chosen(cls, text: str) -> Part:
         """The part that a text names, or that a launcher says if it is "auto" or "auto:files". Raises UsageError."""
         if text in AUTO:
-            return replace(cls.of_environment(os.environ), whole_files=text != AUTO[0])
+            return replace(cls.of_environment(os.environ, environments_above()), whole_files=text != AUTO[0])
         return cls.of(text)
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Part:
-        """The part of this process among those that a launcher started. Raises UsageError if none of `LAUNCHERS` did."""
-        for number, count in LAUNCHERS:
-            if number in environment and count in environment:
-                try:
-                    return replace(cls.of(f"{environment[number]}/{environment[count]}"), launched=True)
-                except UsageError as error:
-                    raise UsageError(f"{number} is {environment[number][:40]}, {count} is {environment[count][:40]}") from error
-        listed = ", ".join(f"{number} and {count}" for number, count in LAUNCHERS)
-        raise UsageError(
-            "--part auto: no launcher says which part this is",
-            expected=f"{listed} in the environment, as torchrun, srun and mpirun set them",
-            hint="pass --part K/N, such as 0/8 to 7/8",
-        )
+    def of_environment(cls, environment: Mapping[str, str], above: Iterable[Mapping[str, str]] = ()) -> Part:
+        """The part of this process among those that the nearest of `LAUNCHERS` started. Raises UsageError if none did.
+
+        ``above`` are the environments of the processes above it, as for `launcher_of`.
+        """
+        launcher = launcher_of(environment, above)
+        if launcher is None:
+            listed = ", ".join(f"{each.number} and {each.count}" for each in LAUNCHERS)
+            raise UsageError(
+                "--part auto: no launcher says which part this is",
+                expected=f"{listed} in the environment, as torchrun, srun and mpirun set them",
+                hint="start it with one of them (a batch script of Slurm alone is none), or pass --part K/N, such as 0/8 to 7/8",
+            )
+        try:
+            return replace(cls.of(launcher.says(environment) or ""), launched=True)
+        except UsageError as error:
+            said = ", ".join(f"{name} is {environment[name][:40]}" for name in (launcher.number, launcher.count))
+            raise UsageError(said, expected=error.expected, hint="pass --part K/N, such as 0/8 to 7/8") from error
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}{WHOLE_FILES if self.whole_files else ''}"

@@ -105,9 +105,8 @@ def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
     with contextlib.suppress(CkptError):
         modules = {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
         if code := missing_code(modules, json_of(files.values(), Seen())):
-            yield finding(
-                "lacks-code", f"{few(code)}, which auto_map or another module names, {'is' if len(code) == 1 else 'are'} not there"
-            )
+            verb = "is" if len(code) == 1 else "are"
+            yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not there", file=CONFIG)
 
 
 def _any(kinds: list[str]) -> str:

@@ -25,6 +25,7 @@ from ckpt_cli.output.publish import model_files
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.findings import finding
 
+SETTINGS = "settings of the tokenizer"
 VIDEOS = "video_processor"
 """What older versions of transformers set up from the file for images."""
 
@@ -57,13 +58,14 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
     with contextlib.suppress(CkptError):
         assets = find_assets((folder,))
         for name, what in _lost(assets, source):
-            yield finding("other-side-file", f"the source has {what}, which is not here", file=name)
-        for name, what in differing(assets, "it", source, "the source"):
-            if name.endswith(".json") and not (name == TOKENIZER and others):
-                yield finding("other-side-file", f"it says otherwise than that of the source: {what}", file=name)
+            yield finding("other-side-file", f"the source has {what}, which {'are' if what == SETTINGS else 'is'} not here", file=name)
+        for name, entries in differing(assets, "it", source, "the source"):
+            # Ids of added tokens were compared, and a save adds tokens that settings name.
+            keys = [key for key in entries if (name, key) != (TOKENIZER, "added_tokens")]
+            if name.endswith(".json") and keys and not (name == TOKENIZER and others):
+                yield finding("other-side-file", f"it says otherwise than that of the source: {few(keys, 4)}", file=name)
             elif not name.endswith(".json") and has_template(source) and has_template(assets):
-                told = f" ({what})" if what else ""
-                yield finding("other-side-file", f"{name}{told} of the source has another text")
+                yield finding("other-side-file", f"{name} of the source says otherwise{(keys and f': {few(keys, 4)}') or ''}")
         for name in (name for name in sorted(assets.files.keys() & source.files.keys()) if name.endswith(".py")):
             if read_small(assets.files[name]).split() != read_small(source.files[name]).split():
                 yield finding("other-side-file", "the source has other code", file=name)
@@ -77,7 +79,7 @@ def _lost(assets: Assets, source: Assets) -> Iterator[tuple[str, str]]:
     if has_vocabulary(source.files) and not has_vocabulary(files):
         yield next(name for name in sorted(source.files) if has_vocabulary([name])), "a tokenizer"
     elif TOKENIZER_CONFIG in source.files and TOKENIZER_CONFIG not in files:
-        yield TOKENIZER_CONFIG, "settings of the tokenizer"
+        yield TOKENIZER_CONFIG, SETTINGS
     if has_template(source) and not has_template(assets):
         yield TEMPLATE, "a chat template"
     wanted, there = processors_of(source), processors_of(assets)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import ckpt_cli
+from ckpt_cli.results.inspect import DetectResult
 from ckpt_cli.results.verify import VerifyResult
+from ckpt_cli.results.written import AverageResult, MergeResult
 from tests import tiny
 from tests.cli import ckpt_fork as ckpt
 
@@ -242,27 +244,30 @@ class TestACopyOfAnOutput:
         (tmp_path / "release" / "chat_template.jinja").unlink()
         return tmp_path / "release"
 
-    def lost(self, notes: Any) -> list[str]:
+    def lost(self, result: MergeResult | AverageResult | DetectResult) -> list[str]:
+        notes = (
+            result.checkpoint.notes if isinstance(result, DetectResult) else [note for output in result.outputs for note in output.notes]
+        )
         return [note.text for note in notes if note.code == "fewer-files" and note.level == "warning"]
 
     def test_is_told_of_a_source(self, release: Path, tmp_path: Path) -> None:
         for result in (ckpt_cli.merge(release, tmp_path / "out"), ckpt_cli.average([release, release], tmp_path / "mean")):
-            (text,) = self.lost(result.notes)
+            (text,) = self.lost(result)
             assert text.startswith(f"{release} lacks chat_template.jinja, which is in its manifest: copy it ")
-        assert self.lost(ckpt_cli.detect(release).checkpoint.notes)
+        assert self.lost(ckpt_cli.detect(release))
         (release / "chat_template.jinja").write_text(TEMPLATE)
-        assert not self.lost(ckpt_cli.merge(release, tmp_path / "whole").notes)
+        assert not self.lost(ckpt_cli.merge(release, tmp_path / "whole"))
 
     def test_is_told_of_a_base(self, release: Path, tmp_path: Path) -> None:
         run = tiny.folder(tmp_path / "bare", tiny.weights(2), tiny.classless())
-        assert self.lost(ckpt_cli.merge(run, tmp_path / "out", base=release).notes)
+        assert self.lost(ckpt_cli.merge(run, tmp_path / "out", base=release))
         (run / "chat_template.jinja").write_text("its own")
-        assert not self.lost(ckpt_cli.merge(run, tmp_path / "own", base=release).notes)
+        assert not self.lost(ckpt_cli.merge(run, tmp_path / "own", base=release))
 
     def test_is_none_where_the_base_gives_the_file(self, release: Path, tmp_path: Path) -> None:
-        assert not self.lost(ckpt_cli.merge(release, tmp_path / "out", base=tmp_path / "run").notes)
+        assert not self.lost(ckpt_cli.merge(release, tmp_path / "out", base=tmp_path / "run"))
 
     def test_of_a_training_state_is_no_matter(self, release: Path, tmp_path: Path) -> None:
         path = release / "ckpt-manifest.json"
         edit(path, side_files=["training_state.json", "lr_scheduler_state.json", "trainer_state.json", "optimizer.safetensors"])
-        assert not self.lost(ckpt_cli.merge(release, tmp_path / "out").notes)
+        assert not self.lost(ckpt_cli.merge(release, tmp_path / "out"))

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import ckpt_cli
+from ckpt_cli.results.inspect import DetectResult
 from ckpt_cli.results.verify import VerifyResult
+from ckpt_cli.results.written import AverageResult, MergeResult
 from tests import tiny
 from tests.cli import ckpt_fork as ckpt
 
@@ -160,3 +162,112 @@ class TestWhatAMergeChanges:
         newer["rope_parameters"] = {"rope_theta": 10000, "rope_type": "default"}
         other = tiny.folder(tmp_path / "export", tiny.weights(1), newer)
         assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {}
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+CODE = {"auto_map": {"AutoModel": "modeling_my.My"}}
+
+
+class TestWhatAnotherProgramWrote:
+    """has no manifest: what the source would give is looked for by what it says."""
+
+    @pytest.fixture
+    def pair(self, tmp_path: Path) -> tuple[Path, Path]:
+        """A source, and the same model as another program writes it."""
+        more = {"preprocessor_config.json": {"image_processor_type": "X", "size": 3}}
+        paths = [tiny.folder(tmp_path / name, tiny.weights(1), tiny.classless(**CODE), more) for name in ("source", "other")]
+        for path in paths:
+            (path / "chat_template.jinja").write_text(TEMPLATE)
+            (path / "modeling_my.py").write_text("x = 1\n")
+        return paths[0], paths[1]
+
+    def found(self, pair: tuple[Path, Path]) -> dict[str, str]:
+        return of_source(ckpt_cli.verify(pair[1], against=pair[0]))
+
+    def test_in_another_form_is_no_difference(self, pair: tuple[Path, Path]) -> None:
+        other = pair[1]
+        for path in other.glob("*.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True, indent=1))
+        edit(other / "config.json", transformers_version="9.9")
+        (other / "preprocessor_config.json").unlink()
+        (other / "processor_config.json").write_text(json.dumps({"image_processor": {"image_processor_type": "XFast", "size": 3}}))
+        (other / "chat_template.jinja").unlink()
+        edit(other / "tokenizer_config.json", chat_template=TEMPLATE)
+        (other / "generation_config.json").write_text(json.dumps({"do_sample": True}))
+        (other / "modeling_my.py").write_bytes(b"x = 1\r\n")
+        (other / "README.md").write_text("what it is")
+        assert self.found(pair) == {}
+        assert self.found(pair[::-1]) == {}
+
+    def test_is_missed(self, pair: tuple[Path, Path]) -> None:
+        for name in ("chat_template.jinja", "tokenizer_config.json", "preprocessor_config.json"):
+            (pair[1] / name).unlink()
+        assert self.found(pair) == {
+            "tokenizer_config.json": "other-side-file: the source has settings of the tokenizer, which are not here",
+            "chat_template.jinja": "other-side-file: the source has a chat template, which is not here",
+            "preprocessor_config.json": "other-side-file: the source has a processor, which is not here",
+        }
+        (pair[1] / "tokenizer.json").unlink()
+        (pair[1] / "config.json").unlink()
+        found = self.found(pair)
+        assert found["tokenizer.json"] == "other-side-file: the source has a tokenizer, which is not here"
+        assert found["config.json"] == "other-side-file: the source has a config, which is not here"
+
+    def test_that_says_something_else_is_a_warning(self, pair: tuple[Path, Path]) -> None:
+        (pair[1] / "chat_template.jinja").write_text("other")
+        (pair[1] / "modeling_my.py").write_text("x = 2\n")
+        edit(pair[1] / "preprocessor_config.json", size=4)
+        edit(pair[0] / "tokenizer_config.json", padding="left", add_bos_token=True)
+        edit(pair[1] / "tokenizer_config.json", add_bos_token=False)
+        assert self.found(pair) == {
+            "None": "other-side-file: the chat template of the source says otherwise",
+            "modeling_my.py": "other-side-file: the source has other code",
+            "preprocessor_config.json": "other-side-file: it says otherwise than that of the source: size",
+            "tokenizer_config.json": "other-side-file: it says otherwise than that of the source: add_bos_token",
+        }
+
+    def test_and_lacks_the_code_of_its_config_is_told_without_a_source(self, pair: tuple[Path, Path]) -> None:
+        assert "lacks-code" not in {item.code for item in ckpt_cli.verify(pair[1]).findings}
+        (pair[1] / "modeling_my.py").unlink()
+        told = {item.code: item.message for item in ckpt_cli.verify(pair[1]).findings}
+        assert told["lacks-code"] == "modeling_my.py, which auto_map or another module names, is not there"
+
+
+class TestACopyOfAnOutput:
+    """that left files behind which its manifest lists."""
+
+    @pytest.fixture
+    def release(self, tmp_path: Path) -> Path:
+        run = tiny.folder(tmp_path / "run", tiny.weights(1), tiny.classless())
+        (run / "chat_template.jinja").write_text(TEMPLATE)
+        ckpt_cli.merge(run, tmp_path / "release")
+        (tmp_path / "release" / "chat_template.jinja").unlink()
+        return tmp_path / "release"
+
+    def lost(self, result: MergeResult | AverageResult | DetectResult) -> list[str]:
+        notes = (
+            result.checkpoint.notes if isinstance(result, DetectResult) else [note for output in result.outputs for note in output.notes]
+        )
+        return [note.text for note in notes if note.code == "fewer-files" and note.level == "warning"]
+
+    def test_is_told_of_a_source(self, release: Path, tmp_path: Path) -> None:
+        for result in (ckpt_cli.merge(release, tmp_path / "out"), ckpt_cli.average([release, release], tmp_path / "mean")):
+            (text,) = self.lost(result)
+            assert text.startswith(f"{release} lacks chat_template.jinja, which is in its manifest: copy it ")
+        assert self.lost(ckpt_cli.detect(release))
+        (release / "chat_template.jinja").write_text(TEMPLATE)
+        assert not self.lost(ckpt_cli.merge(release, tmp_path / "whole"))
+
+    def test_is_told_of_a_base(self, release: Path, tmp_path: Path) -> None:
+        run = tiny.folder(tmp_path / "bare", tiny.weights(2), tiny.classless())
+        assert self.lost(ckpt_cli.merge(run, tmp_path / "out", base=release))
+        (run / "chat_template.jinja").write_text("its own")
+        assert not self.lost(ckpt_cli.merge(run, tmp_path / "own", base=release))
+
+    def test_is_none_where_the_base_gives_the_file(self, release: Path, tmp_path: Path) -> None:
+        assert not self.lost(ckpt_cli.merge(release, tmp_path / "out", base=tmp_path / "run"))
+
+    def test_of_a_training_state_is_no_matter(self, release: Path, tmp_path: Path) -> None:
+        path = release / "ckpt-manifest.json"
+        edit(path, side_files=["training_state.json", "lr_scheduler_state.json", "trainer_state.json", "optimizer.safetensors"])
+        assert not self.lost(ckpt_cli.merge(release, tmp_path / "out"))

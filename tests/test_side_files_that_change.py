@@ -173,3 +173,23 @@ def test_what_another_step_is_given_meanwhile_is_no_change(tmp_path: Path) -> No
 
     ckpt_cli.merge(tmp_path / "run", tmp_path / "out", progress=Held(save))
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (home / "huggingface" / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda path: os.link(path, path.with_name("snapshot")), "its ctime is another, its size and mtime are the same"),
+        (lambda path: os.utime(path, ns=(1, 1)), "its mtime is another"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"more"), "bytes, not "),
+        (lambda path: path.with_name("new").write_bytes(path.read_bytes()) and path.with_name("new").replace(path), "another file is in"),
+    ],
+    ids=["a link", "a time", "a size", "a file"],
+)
+def test_what_changed_is_said(change: Callable[[Path], object], told: str, tmp_path: Path) -> None:
+    tiny.folder(tmp_path / "run", tiny.weights(1), tiny.classless())
+    with ckpt_cli.open(tmp_path / "run") as opened:
+        path = tmp_path / "run" / "model.safetensors"
+        change(path)
+        with pytest.raises(SourceChanged) as caught:
+            opened["model.norm.weight"].numpy()
+    assert told in caught.value.message

@@ -32,6 +32,7 @@ Settings = Mapping[str, Any]
 
 SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE, OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
+CHAT = "the chat template"
 TEMPLATE_KEY, DEFAULT = "chat_template", "default"
 
 IRRELEVANT = (
@@ -96,7 +97,7 @@ def side_file_notes(sources: Sequence[tuple[str, Assets]], taken: Assets) -> lis
         seen.append(each.digests)
         between = f"{each.label} and {newest.label}"
         with contextlib.suppress(RecursionError):  # JSON that is this deep is none that a loader knows
-            if not warned and (differing := [*_differing(each, newest)]):
+            if not warned and (differing := [f"{name} ({few(keys, 4)})" if keys else name for name, keys in _differing(each, newest)]):
                 text = f"files that prepare inputs and texts differ in {between}: {few(differing)}; those of {newest.label} are taken"
                 warned.append(Note("warning", "side-files-differ", text))
             if not told and (keys := _sampling(each, newest)):
@@ -115,7 +116,32 @@ def _digest(path: Path) -> bytes | None:
     return None  # what cannot be read is told elsewhere
 
 
-def _differing(each: _Prepared, newest: _Prepared) -> Iterator[str]:
+def differing(one: Assets, label: str, other: Assets, other_label: str) -> list[tuple[str, Sequence[str]]]:
+    """Which files that prepare inputs and texts say something else in one model than in another, each with the entries.
+
+    Nothing is said of missing files but of a chat template. Templates have no name of a file, as they are kept in several.
+    """
+    with contextlib.suppress(RecursionError):
+        return list(_differing(_Prepared.of(label, one), _Prepared.of(other_label, other)))
+    return []
+
+
+def has_template(assets: Assets) -> bool:
+    """Whether there is a chat template in any form."""
+    return bool(_templates(assets.files))
+
+
+def processors_of(assets: Assets) -> dict[str, str]:
+    """The file of every processor, by what it is in `PROCESSOR`."""
+    return {part: name for part, (name, _) in _processors(assets.files).items() if part}
+
+
+def is_needed_whole(name: str) -> bool:
+    """Whether a file is one of those that a library reads under this name alone, and in which every entry counts."""
+    return name in WHOLE or name.startswith(SCALES)
+
+
+def _differing(each: _Prepared, newest: _Prepared) -> Iterator[tuple[str, Sequence[str]]]:
     """The files that differ, each with the entries that do."""
     for name in sorted(each.digests.keys() & newest.digests.keys()):
         if each.digests[name] == newest.digests[name] or name in NAMES or name == OF_PROCESSOR or not name.endswith(".json"):
@@ -125,7 +151,7 @@ def _differing(each: _Prepared, newest: _Prepared) -> Iterator[str]:
         else:
             keys = _other_entries(name, _content(each.files[name]), _content(newest.files[name]))
         if keys:
-            yield f"{name} ({few(keys, 4)})"
+            yield name, keys
     yield from _other_processors(each.files, newest.files)
     yield from _other_templates(each, newest)
 
@@ -186,7 +212,7 @@ def _word(value: Any) -> Any:
 # -- processors ------------------------------------------------------------------------------------------------------
 
 
-def _other_processors(mine: Files, others: Files) -> Iterator[str]:
+def _other_processors(mine: Files, others: Files) -> Iterator[tuple[str, Sequence[str]]]:
     """The processors that differ, in whichever files the two have them."""
     if all(mine.get(name) == others.get(name) for name in NAMES):
         return
@@ -197,7 +223,7 @@ def _other_processors(mine: Files, others: Files) -> Iterator[str]:
         if keys:
             found[other[part][0]] = sorted({*found.get(other[part][0], []), *keys})
     for name in sorted(found):
-        yield f"{name} ({few(found[name], 4)})"
+        yield name, found[name]
 
 
 def _processors(files: Files) -> dict[str, tuple[str, Settings]]:
@@ -228,7 +254,7 @@ def _sized(settings: Settings) -> dict[str, Any]:
 # -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _other_templates(each: _Prepared, newest: _Prepared) -> Iterator[str]:
+def _other_templates(each: _Prepared, newest: _Prepared) -> Iterator[tuple[str, Sequence[str]]]:
     """The chat templates, where they differ in any form, or only one of two tokenizers has some and nothing else tells that."""
     mine, others = _templates(each.files), _templates(newest.files)
     if mine == others or not (_takes_texts(each.assets.files) and _takes_texts(newest.assets.files)):
@@ -237,9 +263,9 @@ def _other_templates(each: _Prepared, newest: _Prepared) -> Iterator[str]:
         return
     if mine and others:
         names = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
-        yield "the chat template" if names == [DEFAULT] else f"chat templates ({few(names, 4)})"
+        yield (CHAT, ()) if names == [DEFAULT] else ("chat templates", names)
     else:
-        yield f"the chat template (only {each.label if mine else newest.label} has one)"
+        yield CHAT, [f"only {each.label if mine else newest.label} has one"]
 
 
 def _takes_texts(files: Files) -> bool:

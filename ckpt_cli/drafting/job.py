@@ -9,6 +9,8 @@ from typing import Any
 
 from typing_extensions import Self
 
+from ckpt_cli.base_model.opened import Base
+from ckpt_cli.discover.beside.outputs import lost_side_notes
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.drafting.parts_of_base import parts_of_base
@@ -17,6 +19,7 @@ from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.manifest import BESIDE, FUSED, KEPT, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.beside.families import is_decided
 from ckpt_cli.hub.beside.lacking import lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.classes.in_memory.shadowed import refuse_shadowed
@@ -88,6 +91,7 @@ class Job:
             *(note for draft in drafts for note in draft.notes),
             *(() if first.is_adapter else lacking_notes(first.assets, base, output)),
             *(() if first.is_adapter else parts_of_base(setting.base, drafts, output)),
+            *(() if first.is_adapter else _lost_beside(first, setting.base, side_files)),
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))
@@ -162,6 +166,16 @@ class Job:
             "lacking": () if first.is_adapter else tuple(first.assets.lacking),
             "notes": tuple(NoteInfo.of(note) for note in notes),
         }
+
+
+def _lost_beside(draft: Draft, base: Base | None, side_files: SideFiles) -> list[Note]:
+    """Warnings about files that the manifests of a draft's sources and of its base list, and that no folder has any more."""
+    files, written = draft.assets.files, {*side_files, *draft.assets.lost.files}
+    notes = [note for source in draft.sources for note in lost_side_notes(source.component.root, source.made, written)]
+    if base is not None and (made := base.manifest) is not None:
+        of_run = {name: path for name, path in files.items() if not path.is_relative_to(base.folder)}
+        notes += lost_side_notes(base.folder, made, {*written, *(name for name in made.side_files if is_decided(name, of_run))})
+    return notes
 
 
 def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:

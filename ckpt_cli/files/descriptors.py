@@ -80,6 +80,19 @@ class Identity:
         """
         return (self.device, self.inode, self.size, self.mtime_ns) if self.device else (self.path,)
 
+    def changes(self, now: Identity) -> str:
+        """What is another than it was, in words.
+
+        A ctime alone is changed by permissions, by a rename, and by a second hard link such as a backup makes, too.
+        """
+        if now.size != self.size:
+            return f"it has {now.size} bytes, not {self.size}"
+        if (now.device, now.inode) != (self.device, self.inode):
+            return "another file is in its place"
+        if now.mtime_ns != self.mtime_ns:
+            return "its mtime is another, its size is the same"
+        return "its ctime is another, its size and mtime are the same: it was written, linked (as cp -al does), renamed or its mode was set"
+
     @classmethod
     def of(cls, path: str, status: os.stat_result) -> Identity:
         return cls(path, status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino, status.st_ctime_ns)

@@ -183,9 +183,8 @@ class SideFile:
         except OSError as error:
             raise unreadable(error, path, "a source file can no longer be accessed") from error
         if now != self.identity:
-            raise SourceChanged(
-                "a source file changed while it was being read", path=path, expected=f"{self.identity.size} bytes, as at the start"
-            )
+            text = f"a source file changed while it was being read: {self.identity.changes(now)}"
+            raise SourceChanged(text, path=path, expected="the same file, size, mtime and ctime as at the start")
 
 
 class Files:

@@ -19,6 +19,7 @@ from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.zip_archive import ZipMap
 from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import partial_text
+from ckpt_cli.hub.beside.listed import Seen, json_of
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
 from ckpt_cli.hub.beside.near_names import is_near_some, near_names
@@ -26,6 +27,7 @@ from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.custom_code import missing_code
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
@@ -53,6 +55,7 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
     yield from damaged_files(files)
     yield from _incomplete(assets)
     yield from _without_named(files)
+    yield from _without_code(files)
     for name, paths in near_names(files_in(folder, is_near_some), files, files).items():
         yield from (finding("near-name", f"no loader reads it under this name, and there is no {name}", file=path.name) for path in paths)
 
@@ -95,6 +98,15 @@ def _without_named(files: Mapping[str, Path]) -> Iterator[Finding]:
     for lack in named_by(files).lacking:
         if not is_file(lack.place):
             yield finding("lacks-named-file", f"{printable(lack.name)}, which it names, is not there", file=lack.by.name)
+
+
+def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
+    """Code that configs or other code name, and that is not there. What cannot be read is found by other checks."""
+    with contextlib.suppress(CkptError):
+        modules = {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
+        if code := missing_code(modules, json_of(files.values(), Seen())):
+            verb = "is" if len(code) == 1 else "are"
+            yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not there", file=CONFIG)
 
 
 def _any(kinds: list[str]) -> str:

@@ -66,6 +66,12 @@ KINDS: dict[str, Kind] = {
         "a file beside the weights names another one, such as the numbers that a policy scales with, which is not there: it does not load",
         "copy that file from the run or the base that the first one is from",
     ),
+    "lacks-code": Kind(
+        "warning",
+        "headers",
+        "auto_map of a config names code that is not there, or that code imports some: trust_remote_code=True fails",
+        "copy the code from the run or the base",
+    ),
     "near-name": Kind(
         "warning",
         "headers",
@@ -305,7 +311,10 @@ KINDS: dict[str, Kind] = {
         "merge again, unless it was changed on purpose",
     ),
     "other-side-file": Kind(
-        "warning", "against", "a file beside the weights is not that of the source", "merge again, unless it was changed on purpose"
+        "warning",
+        "against",
+        "a file beside the weights is not that of the source, or missing",
+        "merge again, unless it was changed on purpose",
     ),
     "changed-source": Kind("info", "against", "a file that the output was made from has changed in size or time, or is gone"),
     "lost-tensor": Kind("error", "against", "the source has this tensor, but the output lacks it", AGAIN),

@@ -1,13 +1,15 @@
-"""Outputs of ckpt as checkpoints: what their manifest says that they lack."""
+"""Outputs of ckpt as checkpoints: what their manifest says that they lack, of tensors and of files beside these."""
 
 from __future__ import annotations
 
 from collections.abc import Container
+from pathlib import Path
 
 from ckpt_cli.discover.found import Place
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import is_folder
+from ckpt_cli.files.folders import is_file, is_folder, stays_inside
 from ckpt_cli.files.manifest import LEFT_OUT, Manifest, read_manifest
+from ckpt_cli.hub.beside.names import folder_read, is_asset_name, is_unknown
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Note
@@ -42,6 +44,27 @@ def partial_notes(component: Component, made: Manifest | None, there: Container[
     """A warning about a component that was written without some tensors of its source, unless these are ``there`` by now."""
     text = partial_text(made, there)
     return [Note("warning", "partial-output", f"{component.root.name} was written without all of its tensors; {text}")] if text else []
+
+
+def lost_side_notes(folder: Path, made: Manifest | None, there: Container[str]) -> list[Note]:
+    """A warning about files that were written beside the weights of an output, and are neither beside them now nor ``there``.
+
+    ``there`` are names that a further output gets from elsewhere. Files of a training's state are no part of a model.
+    """
+    if made is None or made.command == STATE:
+        return []
+    beside = (name for name in made.side_files if stays_inside(name) and _is_of_model(name))
+    lost = [name for name in beside if name not in there and not is_file(folder / name)]
+    if not lost:
+        return []
+    verb, them = ("is", "it") if len(lost) == 1 else ("are", "them")
+    text = f"{folder} lacks {few(lost, 5)}, which {verb} in its manifest: copy {them} from where it was written, or merge again"
+    return [Note("warning", "fewer-files", text)]
+
+
+def _is_of_model(name: str) -> bool:
+    """Whether a loader may need a file beside the weights. What is lacking of weights and their index, reading them tells."""
+    return is_asset_name(name) or name.endswith(".py") or folder_read(name) is not None or is_unknown(name)
 
 
 def partial_text(made: Manifest | None, there: Container[str] = ()) -> str | None:

@@ -70,9 +70,11 @@ class ListedFile:
         if now is None:
             raise SourceChanged("a source file vanished while it was being read", path=self.path)
         if not self.entry.is_same(now):
-            raise SourceChanged(
-                "a source file changed while it was being read", path=self.path, expected=f"{self.entry.size} bytes, as at the start"
+            told = (
+                f"it has {now.size} bytes, not {self.entry.size}" if now.size != self.entry.size else "its version, tag or time is another"
             )
+            text = f"a source file changed while it was being read: {told}"
+            raise SourceChanged(text, path=self.path, expected="the same size, version, tag and time as at the start")
 
 
 class Tree:

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 import ckpt_cli
 from ckpt_cli.errors import Inconsistent, MissingTensors
+from ckpt_cli.hub.classes.absent.moved_names import moved_names, renaming_rules
 from ckpt_cli.hub.classes.absent.other_names import under_other_names
 from ckpt_cli.hub.classes.fit import Fit
-from ckpt_cli.moved_names import moved_names, renaming_rules
 
 
 @pytest.fixture(scope="module")

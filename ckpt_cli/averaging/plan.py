@@ -15,7 +15,6 @@ from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.averaging.made_of import Origin, made_notes
 from ckpt_cli.averaging.numbers import check_numbers, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
-from ckpt_cli.averaging.side_files import side_file_notes
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.opened import Base
@@ -31,6 +30,7 @@ from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.classes.claims import without_allowed
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
+from ckpt_cli.hub.contents.side_files import side_file_notes
 from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.megatron.config import vocabulary_size
 from ckpt_cli.hub.peft_names import has_adapters

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import Inconsistent, NotFound
-from ckpt_cli.moved_names import moved_names
+from ckpt_cli.hub.classes.absent.moved_names import moved_names
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.tensors.component import Note

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.boxes import shape_text
 from ckpt_cli.errors import CkptError
+from ckpt_cli.hub.classes.absent.moved_names import moved_names
 from ckpt_cli.hub.classes.claims import Claim
 from ckpt_cli.hub.classes.computed.recomputed import is_recomputed
 from ckpt_cli.hub.classes.prediction import PART, of_prediction
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.tied_names import tied_pair
-from ckpt_cli.moved_names import moved_names
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
+from ckpt_cli.hub.classes.absent.moved_names import moved_names
 from ckpt_cli.hub.classes.in_memory.loaded import LoadedNames, loaded_names_of
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.shapes.turned import turned_names
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import has_adapters
-from ckpt_cli.moved_names import moved_names
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckpt_cli.averaging.side_files import TEMPLATE, differing, has_template, is_needed_whole, processors_of
 from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.crc32 import crc_of_content
@@ -18,6 +17,7 @@ from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.processors import PREPROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.contents.side_files import TEMPLATE, differing, has_template, is_needed_whole, processors_of
 from ckpt_cli.hub.settings import differences, settings_text
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.names import few

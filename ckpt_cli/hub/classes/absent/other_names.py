@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.absent.moved_names import moved_names, renaming_rules
 from ckpt_cli.hub.classes.computed.parametrized import computed_hint
 from ckpt_cli.hub.classes.fit import Fit
-from ckpt_cli.moved_names import moved_names, renaming_rules
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few
 

@@ -24,6 +24,7 @@ from ckpt_cli.tensors.reading import elements
 from tests.architectures import DENSE, MODELS, build
 from tests.architectures import EXPERTS as OF_EXPERTS
 from tests.tensors import load
+from tests.test_older_bases import saved_while_merged
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")]
 
@@ -129,12 +130,7 @@ class TestFusedExperts:
     def test_that_were_saved_while_merged_are_noticed(self, tmp_path: Path) -> None:
         base = base_of("qwen3_moe", tmp_path / "base")
         model = adapted(base, target_parameters=EXPERTS, target_modules=[])
-        run = tmp_path / "run"
-        model.save_pretrained(run)
-        (run / "adapter_model.safetensors").unlink()
-        model.get_base_model().config.save_pretrained(run)
-        model.merge_adapter()
-        torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()}, run / "pytorch_model.bin")
+        run = saved_while_merged(model, tmp_path / "run")
         with pytest.raises(Inconsistent, match="in these weights already"):
             ckpt_cli.merge(run, tmp_path / "out", base=base)
 

@@ -137,6 +137,16 @@ ADAPTED: list[tuple[str, str, Form, str, dict[str, Any]]] = [
 ]
 
 
+def saved_while_merged(model: Any, run: Path) -> Path:
+    """The whole state of a model of PEFT whose adapters are in its weights already."""
+    model.save_pretrained(run)
+    (run / "adapter_model.safetensors").unlink()
+    model.get_base_model().config.save_pretrained(run)
+    model.merge_adapter()
+    torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()}, run / "pytorch_model.bin")
+    return run
+
+
 class TestAdapters:
     @pytest.mark.parametrize(("model_type", "of_base", "form", "kind", "options"), ADAPTED)
     def test_are_fused_as_peft_does(
@@ -168,12 +178,7 @@ class TestAdapters:
         config = peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
         model = moved(peft.get_peft_model(loaded("GPT2LMHeadModel", base), config))
         model.config.architectures = ["GPT2LMHeadModel"]
-        run = tmp_path / "run"
-        model.save_pretrained(run)
-        (run / "adapter_model.safetensors").unlink()
-        model.get_base_model().config.save_pretrained(run)
-        model.merge_adapter()
-        torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()}, run / "pytorch_model.bin")
+        run = saved_while_merged(model, tmp_path / "run")
         with pytest.raises(Inconsistent, match="in these weights already") as caught:
             ckpt_cli.merge(run, tmp_path / "out", base=base)
         assert "merge that with this --base" in caught.value.advice
@@ -185,12 +190,7 @@ class TestAdapters:
         model = moved(peft.get_peft_model(loaded("Qwen3MoeForCausalLM", tmp_path / "base"), options))
         held, name = load(tmp_path / "base"), "model.layers.0.mlp.experts.1.down_proj.weight"
         save_file({**held, name: held[name].bfloat16()}, tmp_path / "base" / "model.safetensors", {"format": "pt"})
-        run = tmp_path / "run"
-        model.save_pretrained(run)
-        (run / "adapter_model.safetensors").unlink()
-        model.get_base_model().config.save_pretrained(run)
-        model.merge_adapter()
-        torch.save({name: tensor.clone() for name, tensor in model.state_dict().items()}, run / "pytorch_model.bin")
+        run = saved_while_merged(model, tmp_path / "run")
         with pytest.raises(Inconsistent, match="in these weights already") as caught:
             ckpt_cli.merge(run, tmp_path / "out", base=tmp_path / "base")
         assert "--lora export, without --base, to write the adapter alone, and fuse it into the base with PEFT" in caught.value.advice

@@ -21,6 +21,9 @@ from ckpt_cli.state.slot_shapes import Slots, is_cut
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
+SAVED_WHOLE = "save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script"
+"""What helps where flat parameters cannot be divided."""
+
 
 def _flat_candidates(model: OpenedComponent) -> dict[str, Tensor]:
     """What flat parameters are made of: sharded tensors where there are any, since the others are buffers."""
@@ -44,7 +47,7 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
         raise Undecidable(
             "the flat parameters of FSDP1 are in several groups, and their numbers do not tell which unit comes first",
             path=ranks[0].path,
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+            hint=SAVED_WHOLE,
         )
     several = next((f"state.{parameter}.{slot}" for entries in ranks for parameter, slot in entries.tensors if is_inside(slot)), None)
     if several is not None:
@@ -52,7 +55,7 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
             "lists of tensors do not show which part of a flat parameter of FSDP1 each belongs to",
             tensor=several,
             path=ranks[0].path,
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+            hint=SAVED_WHOLE,
         )
     mesh = model.component.mesh
     parts = mesh.shape[-1] if mesh is not None and len(mesh.shape) == 2 else listed.world_size
@@ -73,7 +76,7 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
             f"{plural(len(numbers), 'flat parameter')} of FSDP1 cannot be divided into parameters: no unit sizes, or several, fit",
             path=ranks[0].path,
             expected="sizes that only one way of wrapping the model explains",
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+            hint=SAVED_WHOLE,
         )
     doubtful = unproved(names, [tensor.numel for tensor in chosen], units, lengths, parts, not any(map(is_cut, chosen)))
     if doubtful is not None:
@@ -82,7 +85,7 @@ def of_flat(ranks: Sequence[RankEntries], listed: OptimizerFiles, model: OpenedC
             tensor=doubtful,
             path=ranks[0].path,
             expected="sizes that prove where every parameter is",
-            hint="save the optimizer with FSDP.optim_state_dict or get_optimizer_state_dict in the training script",
+            hint=SAVED_WHOLE,
         )
     slots: Slots = {}
     values: dict[tuple[str, str], Any] = {}

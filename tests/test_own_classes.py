@@ -133,7 +133,8 @@ def test_names_that_are_all_its_own_are_not_compared(tmp_path: Path) -> None:
     ("kind", "names", "chosen"),
     [
         ("MyQwen", ("model.norm.weight",), "Qwen2ForCausalLM"),
-        ("MyQwen", ("model.norm.weight", "score.weight"), "Qwen2ForTokenClassification"),
+        ("MyQwen", ("model.norm.weight", "score.weight"), "Qwen2ForSequenceClassification"),
+        ("MyQwen", ("model.norm.weight", "score.weight", "score.bias"), "Qwen2ForTokenClassification"),
         ("MyForSequenceClassification", ("model.norm.weight",), "Qwen2ForSequenceClassification"),
         ("MyQwen", ("norm.weight", "layers.0.mlp.up_proj.weight"), "Qwen2Model"),
         ("Qwen2ForCausalLM", (), "Qwen2ForCausalLM"),

@@ -239,20 +239,18 @@ def refuse_lacking(
     said = "" if _of_class(made) else _counted(made, absent)
     details = [name if what == said else f"{name}: {what}" for name, what in made.lacking.items()] if len(made.lacking) > 1 else []
     own = f"these are names of {foreign}: " if foreign else ""
+    message, elsewhere = _counted(made, absent), under_other_names(made.fit, made.lacking, names, trained)
     if made.fit is not None and made.fit.is_foreign:
         hint = f"{own}rename them with --key-map, or pass --names native to keep them as they are"
         message = f"no tensor has a name of {made.named}"
         details = [f"in the checkpoint: {few(list(names), 3)}", f"in {made.named}: {few(list(made.fit.missing), 3)}"]
     elif made.lacking.keys() <= set(uncommon):
         hint = f"average checkpoints that all have them alike; {flags('--allow-missing', globs)} writes the folder without them"
-        message = _counted(made, absent)
-    elif made.fit is not None and made.fit.is_of_others:
+    elif made.fit is not None and made.fit.is_of_others and not elsewhere.places_all:
         # A base has all that is missing, untrained: what was trained is here under other names, or is another model.
-        message, elsewhere = _counted(made, absent), under_other_names(made.fit, made.lacking, names, trained)
         hint = elsewhere.hint or _of_another_model(made, names) if not foreign else ""
         hint = hint or f"{own}rename them with --key-map"
     else:
-        message, elsewhere = _counted(made, absent), under_other_names(made.fit, made.lacking, names, trained)
         # What was trained is never taken from the base, where it is not.
         left = [name for name in made.lacking if name not in elsewhere.there]
         globs, more = _globs(left, [*names, *elsewhere.there]), ""

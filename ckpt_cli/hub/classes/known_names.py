@@ -54,13 +54,16 @@ def fitting_class(config: Config, names: Iterable[str]) -> str | None:
 
 
 def likeliest_class(model_type: str, like: str, names: Iterable[str] = ()) -> str | None:
-    """The class of a model type that has the most of ``names``; of several the one whose name ends as ``like`` does. None without any."""
+    """The class of a model type that has the most of ``names``, None without any.
+
+    Of several the one whose name ends as ``like`` does, then the one with the fewest other names.
+    """
     held = {pattern_of(name)[0] for name in names}
-    scores = [
-        (max(len(held & known.native), len(held & known.hub)), _ending(kind) != "" and like.endswith(_ending(kind)), _rank(kind), kind)
-        for kind, known in classes_of_type(model_type)
-    ]
-    return max(scores)[3] if scores else None
+    scores = []
+    for kind, known in classes_of_type(model_type):
+        common, others = max((len(held & side), -len(side - held)) for side in (known.native, known.hub))
+        scores.append((common, _ending(kind) != "" and like.endswith(_ending(kind)), others if common else 0, _rank(kind), kind))
+    return max(scores)[-1] if scores else None
 
 
 def classes_of_type(model_type: str) -> Iterator[tuple[str, ClassNames]]:

@@ -23,12 +23,14 @@ ALIKE = 2
 class UnderOtherNames:
     """The ``hint`` about missing tensors that are there under other names, and whether these surely are all that are missing.
 
-    ``there``: the missing ones that are, or may be. A base has them too, but untrained.
+    ``there``: the missing ones that are, or may be. A base has them too, but untrained. ``places_all``: whether the hint gives each tensor
+    without a place one, so that what is missing otherwise is nowhere here.
     """
 
     hint: str = ""
     are_all: bool = False
     there: frozenset[str] = field(default_factory=frozenset)
+    places_all: bool = False
 
 
 def under_other_names(fit: Fit | None, lacking: Collection[str], names: Mapping[str, Shape], trained: Collection[str]) -> UnderOtherNames:
@@ -48,7 +50,8 @@ def under_other_names(fit: Fit | None, lacking: Collection[str], names: Mapping[
     rules = renaming_rules(moved, trained)
     if moved and rules is not None:
         text = f"{len(moved)} tensors that are missing are there under other names: {few(grouped(list(moved.values())), 3)}"
-        return UnderOtherNames(f"{text}; {flags('--key-map', rules)} gives them theirs", len(moved) == len(wanted), there)
+        hint = f"{text}; {flags('--key-map', rules)} gives them theirs"
+        return UnderOtherNames(hint, len(moved) == len(wanted), there, places_all=not unplaced)
     alike = [name for name, shape in others.items() if shape in wanted.values()]
     if not wanted or Counter(wanted.values()) - Counter(others.values()):
         alike = _alike(others, {name: wanted[name] for name in there})

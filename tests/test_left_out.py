@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import fractions
 import io
 import json
 import shutil
@@ -9,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -412,6 +415,17 @@ QUIET: dict[str, Any] = {
 }
 
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "two vectors": {"mean": torch.zeros(4), "std": torch.ones(4)},
+    "a dict of scalars": {"normalizer": {"mean": torch.tensor(1.7), "std": torch.tensor(0.4)}},
+    "numpy arrays": {"obs_rms": {"mean": np.zeros(4), "var": np.ones(4), "count": 5.0}},
+    "an object": {"target_scaler": fractions.Fraction(1, 3)},
+    "plain numbers": {"y_mean": 3.5, "y_std": [1.0, 2.0]},
+    "a scalar": {"log_temperature": torch.tensor(0.1)},
+    "some with a matrix": {"prototypes": torch.ones(3, 3), "scale": torch.ones(4), "priors": torch.ones(4)},
+}
+
+
 @pytest.mark.parametrize("form", ["file", "ranks"])
 class TestWhatLiesBesideTheModel:
     """One content has one answer, as one file and as files of ranks."""
@@ -448,10 +462,58 @@ class TestWhatLiesBesideTheModel:
     def test_is_a_component_whatever_it_is_called(self, tmp_path: Path, form: str, key: str) -> None:
         other = {"weight": torch.ones(9, 9)}
         run = self.save(form, {"model": MODEL, key: other}, tmp_path / "run")
-        result = ckpt_cli.merge(run, tmp_path / "out")
-        assert f"--type {key}" in self.notes(result)["other-components"]
+        said = self.notes(ckpt_cli.merge(run, tmp_path / "out"))
+        assert f"--type {key}" in said["other-components" if "model" in key or key in ("loss", "extra_state") else "other-groups"]
         ckpt_cli.merge(run, tmp_path / "other", type=key)
         assert differences(load(tmp_path / "other"), other) == []
+
+    @pytest.mark.parametrize("key", ["generator", "head", "projector", "value_head", "fc", "tokenizer.quantizer"])
+    def test_is_a_warning_where_it_may_be_a_part_of_the_model(self, tmp_path: Path, form: str, key: str) -> None:
+        run = self.save(form, {"model": MODEL, key: {"c.weight": torch.ones(3, 3)}}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert f"{key} (--type {key}), which are not in this component" in self.notes(result)["other-groups"]
+        assert "other-groups" in codes(result, "warning")
+
+    @pytest.mark.parametrize(
+        "key", ["teacher", "discriminator", "netD", "value_net", "ref_policy", "critic", "lora", "swa_state", "best_model"]
+    )
+    def test_is_a_row_where_it_is_a_model_of_its_own(self, tmp_path: Path, form: str, key: str) -> None:
+        run = self.save(form, {"model": MODEL, key: {"c.weight": torch.ones(3, 3)}}, tmp_path / "run")
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert key in self.notes(result)["other-components"]
+        assert not codes(result, "warning") & {"other-groups", "beside-weights"}
+
+    @pytest.mark.parametrize("key", ["head", "projector"])
+    def test_is_a_row_where_its_names_are_those_of_the_model(self, tmp_path: Path, form: str, key: str) -> None:
+        result = ckpt_cli.merge(self.save(form, {"model": MODEL, key: AVERAGE}, tmp_path / "run"), tmp_path / "out")
+        assert "other-groups" not in codes(result)
+
+    @pytest.mark.parametrize("key", BESIDE)
+    def test_statistics_are_named(self, tmp_path: Path, form: str, key: str) -> None:
+        """They are applied to the inputs or outputs, and the weights mean nothing without them."""
+        run = self.save(
+            form, {"model": MODEL, **BESIDE[key], "epoch": 3, "best_acc1": torch.tensor(0.7), "val_losses": np.ones(3)}, tmp_path / "run"
+        )
+        result = ckpt_cli.merge(run, tmp_path / "out")
+        assert self.notes(result)["beside-weights"].endswith(f": {', '.join(BESIDE[key])}")
+        assert "beside-weights" in codes(result, "warning")
+        with pytest.raises(CkptError, match=next(iter(BESIDE[key]))):
+            ckpt_cli.merge(run, tmp_path / "strict", strict=True)
+
+    @pytest.mark.parametrize(
+        "beside",
+        [
+            {"epoch": torch.tensor(3), "best_acc1": torch.tensor(0.7), "loss": np.ones(4), "metrics": {"auc": np.ones(2)}},
+            {"scaler": {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}, "grad_scaler": {"scale": torch.ones(1)}},
+            {"scaler": {}, "scale": None, "norm": "layer", "stats": {}, "mean_loss": 0.3, "train_stats": {"lr": 0.1}},
+            {"args": argparse.Namespace(mean=[0.5]), "config": {"image_mean": [0.5]}, "hyper_parameters": {"pos_weight": torch.ones(2)}},
+            {"time": 3.5, "iter_time": np.ones(3), "history": {"reward": [np.ones(2)]}, "amp": {"loss_scaler0": {"loss_scale": 2.0}}},
+        ],
+        ids=["results", "a GradScaler", "no numbers", "settings", "logs"],
+    )
+    def test_numbers_of_a_training_are_not(self, tmp_path: Path, form: str, beside: dict[str, Any]) -> None:
+        result = ckpt_cli.merge(self.save(form, {"model": MODEL, **beside}, tmp_path / "run"), tmp_path / "out")
+        assert not codes(result) & {"other-components", "other-groups", "beside-weights"}
 
     @pytest.mark.parametrize(
         "beside",

@@ -23,8 +23,9 @@ from ckpt_cli.formats.torch_files.averages import (
     split_average,
     telling,
 )
+from ckpt_cli.formats.torch_files.beside_weights import DataSearch
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
-from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, is_tensor
+from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import Way, way_down
@@ -35,6 +36,13 @@ from ckpt_cli.tensors.component import Note
 HOLDERS = ("callbacks", "extra_state")
 MEANT = ("all", "both", "main", "regular")
 """What ``--type`` gives a meaning of its own."""
+
+OTHER_MODEL = re.compile(
+    r"(?!.*(head|proj|projector|projection|layer)s?$)(.+[._-])?(model|ema|average|swa|net|network|module|policy|actor|critic|q|value|reward|ref|reference|target|disc|discriminator|"
+    r"student|teacher|loss|lora|adapter|state|best|last|[dg]|net[dg]|gan)([._-].+|_?[0-9]+)?|callbacks|extra_state",
+    re.IGNORECASE,
+)
+"""Keys of models of their own beside the one that is meant. A generator is one only in GANs."""
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", re.ASCII)
 
@@ -116,6 +124,13 @@ def _is_within(other: FileGroup, group: FileGroup) -> bool:
     return bool(other.entries) and all(id(node) in held for node in other.entries.values())
 
 
+def _may_be_a_part(other: FileGroup, group: FileGroup) -> bool:
+    """Whether a state dict may be a part of the model that lies beside the rest: of no name of a model, and with other names in it."""
+    if not other.entries or OTHER_MODEL.fullmatch(other.key.rpartition(".")[2]):
+        return False
+    return set(other.entries).isdisjoint(group.entries)
+
+
 def _group_beside(
     name: str, key: str, node: Any, inner: Mapping[Any, Any] | None, around: Mapping[Any, Any], *, by_name: bool = False
 ) -> FileGroup:
@@ -133,17 +148,13 @@ def _of_average(name: str, key: str, entries: Mapping[Any, Any], *, by_name: boo
 
 
 def passed_over(way: Way, groups: list[FileGroup], group: FileGroup) -> list[str]:
-    """The keys beside a group with matrices that belong to no group of the file, for a warning."""
+    """The keys beside a group with numbers that may be needed with it and belong to no group of the file, for a warning."""
     held = [node for each in groups for node in (*each.entries.values(), *each.trained.values(), each.node)]
-    passed = list(_holding(group.beside, MatrixSearch(held))) if group.known else []
+    passed = DataSearch(held).keys(group.beside) if group.known else []
     if group is groups[0] or not group.known:
-        search = MatrixSearch([*held, *(node for each in groups for node in each.known.values())])
-        passed += [key for level in way.beside for key in _holding(level, search)]
+        search = DataSearch([*held, *(node for each in groups for node in each.known.values())])
+        passed += [key for level in way.beside for key in search.keys(level)]
     return list(dict.fromkeys(passed))
-
-
-def _holding(level: Mapping[Any, Any], search: MatrixSearch) -> Iterator[str]:
-    return (str(key) for key, node in level.items() if not is_state_key(key) and search.holds(node))
 
 
 def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGroup) -> list[Note]:
@@ -151,9 +162,12 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
     notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
     notes += trained_notes(group.trained)
     others = [other for other in groups[1:] if not _is_within(other, group)] if group is groups[0] else []
-    if others:
-        text = f"{name} also holds {few([other.title for other in others])}"
-        notes.append(Note("info", "other-components", text, tuple(other.name for other in others)))
+    if doubtful := [other for other in others if _may_be_a_part(other, group)]:
+        text = f"{name} also holds tensors of {few([other.title for other in doubtful])}, which are not in this component"
+        notes.append(Note("warning", "other-groups", text, tuple(other.name for other in doubtful)))
+    if known := [other for other in others if other not in doubtful]:
+        text = f"{name} also holds {few([other.title for other in known])}"
+        notes.append(Note("info", "other-components", text, tuple(other.name for other in known)))
     passed = passed_over(way, groups, group)
     if passed:
         notes.append(Note("warning", "beside-weights", f"left out, since they are beside the state dict: {few(passed)}"))

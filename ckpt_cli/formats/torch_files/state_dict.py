@@ -88,7 +88,7 @@ def _refuse_references(entries: Mapping[Any, Any], path: Path) -> None:
 
 def leaf_of(name: str, node: object) -> Leaf:
     """An entry that is no tensor and holds none."""
-    return Leaf(name, describe(node), _is_data(node), isinstance(node, (int, float, complex)) and not isinstance(node, bool))
+    return Leaf(name, describe(node), is_data(node), isinstance(node, (int, float, complex)) and not isinstance(node, bool))
 
 
 def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:
@@ -129,7 +129,7 @@ def holds_storage(node: object) -> bool:
     return StorageSearch().holds(node)
 
 
-def _is_data(node: object) -> bool:
+def is_data(node: object) -> bool:
     """Whether a node is an array or a scalar of numpy, or bytes that may be one: data that is no setting."""
     if isinstance(node, Call) and node.is_("_codecs", "encode") and node.args and isinstance(node.args[0], str):
         # How protocol 2 holds bytes.

@@ -1,0 +1,103 @@
+"""What is in a file beside its state dicts and may be needed with the weights: matrices, statistics of what goes in or comes out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ckpt_cli.files.pickle_nodes import Call, Global, below
+from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, pairs_of
+from ckpt_cli.formats.torch_files.state_dict import is_data
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
+
+WORD = (
+    "means?|stds?|stdev|var|variance|mu|sigma|scales?|shift|norm|normali[sz]ation|rms|stats|statistics|temperature|meanstd|runningmeanstd"
+)
+STATISTICS = re.compile(
+    rf"((\w*[._-])?({WORD})|.*(normali[sz]er|standardi[sz]er|preprocessor|(?<!grad_)(?<!grad)(?<!amp_)scaler)s?)([._-]\w+)?",
+    re.ASCII | re.IGNORECASE,
+)
+"""Keys of what is applied to the inputs or outputs of a model, and is as much a part of it as its weights."""
+
+RESULTS = re.compile(
+    r".*(loss|metric|accurac|perplexit|histor|elapsed|learning_rate)\w*|train.*|best.*"
+    r"|(\w+[._-])?(acc|score|reward|return|result|time|log|iter)s?|lrs?|(\w+_)?time\w*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Keys of what a training reports."""
+
+GRAD_SCALER = frozenset({"scale", "growth_factor", "_growth_tracker", "cur_scale", "loss_scale", "loss_scaler"})
+"""Keys that the state of torch's GradScaler, apex and DeepSpeed have."""
+
+
+class DataSearch:
+    """Looks for numbers that belong to weights: matrices anywhere, arrays under keys that speak of nothing else, and statistics.
+
+    ``known``: nodes that are parts of some state dict.
+    """
+
+    def __init__(self, known: Iterable[object] = ()) -> None:
+        known = list(known)
+        self._matrices = MatrixSearch(known)
+        self._known = {id(node) for node in known}
+
+    def keys(self, level: Mapping[Any, Any]) -> list[str]:
+        """The keys of a level of a file whose entries hold such numbers; a state dict's own tensors are known."""
+        return [str(key) for key, node in level.items() if not is_state_key(key) and self._is_needed(key, node)]
+
+    def _is_needed(self, key: object, node: object) -> bool:
+        if self._matrices.holds(node):
+            return True
+        if id(node) in self._known or not isinstance(key, str):
+            return False
+        if _is_result(key):
+            return False
+        if STATISTICS.fullmatch(key):
+            return not _is_grad_scaler(node) and _is_given(node)
+        return not is_record_key(key) and self._holds_array(node)
+
+    def _holds_array(self, node: object) -> bool:
+        """Whether tensors or arrays of one dimension or more are in a node, outside of what optimizers and the like keep."""
+        pending, seen = [node], set()
+        while pending:
+            current = pending.pop()
+            if not isinstance(current, (list, tuple, dict, Call)) or id(current) in self._known or id(current) in seen:
+                continue
+            seen.add(id(current))
+            dimensions = dimensions_of(current)
+            if dimensions is None and is_data(current):
+                return True
+            if dimensions is not None:
+                if dimensions:
+                    return True
+                continue
+            entries = pairs_of(current)
+            if entries is None:
+                pending += below(current)
+            elif not is_optimizer(entries):
+                pending += (each for key, each in entries.items() if not (is_state_key(key) or is_record_key(key) or _is_result(key)))
+        return False
+
+
+def _is_result(key: object) -> bool:
+    return isinstance(key, str) and RESULTS.fullmatch(key) is not None
+
+
+def _is_given(node: object) -> bool:
+    """Whether there are any numbers: a setting such as ``norm="layer"`` or ``scale=True`` is none."""
+    if isinstance(node, Call):
+        entries = pairs_of(node)
+        if entries is not None:
+            return any(map(_is_given, entries.values()))
+        return not (isinstance(node.target, Global) and node.target.module in ("builtins", "pathlib", "argparse"))
+    if isinstance(node, dict):
+        return any(map(_is_given, node.values()))
+    if isinstance(node, (list, tuple)):
+        return any(map(_is_given, node))
+    return isinstance(node, (int, float)) and not isinstance(node, bool)
+
+
+def _is_grad_scaler(node: object) -> bool:
+    entries = pairs_of(node)
+    return entries is not None and (not entries or not GRAD_SCALER.isdisjoint(map(str, entries)))

@@ -596,6 +596,30 @@ class TestCustomCode:
             found = mismatches(content, {"language_model.lm_head.weight": (4, 4)}, known=False, namings=(names.native, names.hub))
             assert [item.text.split(",")[0] for item in found if item.code == "no-tower"] == said
 
+    @pytest.mark.parametrize(
+        ("names", "there"),
+        [
+            (("model.mm_projector.0.weight", "model.mm_projector.2.weight"), "only 2 numbered modules"),
+            (("head.weight",), "no numbered module"),
+            (("lm_head.weight", "model.embed_tokens.weight"), "no numbered module"),
+            (("head.layers.0.weight", "head.layers.0.bias"), "only 1 numbered module"),
+        ],
+    )
+    def test_of_which_only_a_projector_or_a_head_is_there_is_told(self, tmp_path: Path, names: tuple[str, ...], there: str) -> None:
+        saved, _ = saved_by(tmp_path, layers=4, **self.OWN)
+        (saved / "model.safetensors").unlink()
+        torch.save({name: torch.ones(6, 6) * 2 for name in names}, saved / "mm_projector.bin")
+        result = ckpt_cli.merge(saved / "mm_projector.bin", tmp_path / "out")
+        (told,) = [note.text for output in result.outputs for note in output.notes if note.code == "no-layers"]
+        assert told.startswith(f"config.json says 4 layers, and the tensors are of {there}: they may be those of one part of the model")
+        assert "no-layers" in [item.code for item in ckpt_cli.verify(tmp_path / "out").findings]
+
+    @pytest.mark.parametrize("names", ["blocks.{}.w", "trunk.layer_{}.w", "layer{}.w", "encoder.stage.0.{}.w"])
+    def test_may_call_its_layers_as_it_likes(self, names: str) -> None:
+        shapes = {names.format(number): (8, 8) for number in range(4)}
+        assert mismatches({"num_hidden_layers": 4}, shapes, known=False) == []
+        assert mismatches({"num_hidden_layers": 4}, {"layers.w": (4, 8, 8), "norm.w": (8,)}, known=False) == []
+
     def test_may_have_linear_layers_with_activations_between(self, tmp_path: Path) -> None:
         saved, tensors = saved_by(tmp_path, **self.OWN)
         head = {f"head.layers.{i}.{kind}": torch.ones(4) for i in (0, 2, 4) for kind in ("weight", "bias")}
@@ -616,7 +640,7 @@ class TestCustomCode:
                 model = getattr(transformers, kind)(config)
             shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
             content = json.loads(config.to_json_string(use_diff=False))
-            refused += [(key, item.text) for item in mismatches(content, shapes, known=False) if item.lacking]
+            refused += [(key, item.text) for item in mismatches(content, shapes, known=False) if item.lacking or item.code == "no-layers"]
         assert refused == []
 
     @pytest.mark.parametrize("count", [10**9, -1, 2.5, True, "2", None])

@@ -42,6 +42,7 @@ ADVICE = {
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",
+    "no-layers": "if they are, merge the file or folder of the whole model, or give them a config.json of their own",
     "extra-layers": "restore config.json from the run",
     "extra-experts": "restore config.json from the run",
     "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",

@@ -28,6 +28,9 @@ Stacks = Mapping[str, Mapping[int, set[str]]]
 
 STACK = re.compile(r"(?P<stack>(?:.+\.)?(?:layers|h|blocks))\.(?P<number>[0-9]{1,9})\.")
 EXPERTS = re.compile(r"(?P<stack>(?:.+\.)?experts)\.(?P<number>[0-9]{1,9})\.")
+NUMBERED = re.compile(r"[0-9](?![^.])")
+"""The end of a part of a name that has a number, as layers have in all ways to name them."""
+
 BLOCK = 4
 """Tensors that the smallest layer of a transformer has; a stack of less may be linear layers with activations between."""
 
@@ -102,7 +105,13 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
     found += [*_prediction(config, shapes), *_types(config), *_quantised(config, shapes)]
     if not known:
         stacks = _numbers(STACK, shapes)
-        found += [*_layers(config, stacks, shapes), *_parts(config, stacks), *_experts(config, shapes), *_towers(config, shapes, namings)]
+        found += [
+            *_no_layers(config, stacks, shapes),
+            *_layers(config, stacks, shapes),
+            *_parts(config, stacks),
+            *_experts(config, shapes),
+            *_towers(config, shapes, namings),
+        ]
     if not known and "quantization_config" not in config:
         found += _rows(config, shapes)
     return found
@@ -192,6 +201,21 @@ def _numbers(expression: re.Pattern[str], shapes: Mapping[str, Shape]) -> Stacks
         if match:
             found.setdefault(match["stack"], {}).setdefault(int(match["number"]), set()).add(name[match.end() :])
     return found
+
+
+def _no_layers(config: Config, stacks: Stacks, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Tensors of so few numbered modules, whatever their names, that they may be those of a projector or a head alone.
+
+    Where any layer is there, they are compared one by one. A model may have its layers in one tensor each, or use a few again and again.
+    """
+    if any(_is_block(layers, number) for layers in stacks.values() for number in layers):
+        return
+    wanted = layer_count(config) or 0
+    numbered = {name[: match.end()] for name in shapes for match in NUMBERED.finditer(name)}
+    if len(numbered) < wanted and not any(shape[:1] == (wanted,) and len(shape) > 1 for shape in shapes.values()):
+        there = f"only {plural(len(numbered), 'numbered module')}" if numbered else "no numbered module"
+        text = f"config.json says {plural(wanted, 'layer')}, and the tensors are of {there}: they may be those of one part of the model"
+        yield Mismatch("no-layers", text)
 
 
 def _layers(config: Config, stacks: Stacks, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:

@@ -7,7 +7,9 @@ import io
 import json
 import pickle
 import random
+import sys
 import time
+import types
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -375,6 +377,18 @@ OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 }
 
 
+def _rebuild_elsewhere(storage: object, *rest: object) -> None:
+    raise NotImplementedError
+
+
+_rebuild_elsewhere.__module__, _rebuild_elsewhere.__qualname__ = "elsewhere", "rebuild"
+
+
+class _Elsewhere(torch.Tensor):
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild_elsewhere, (self.untyped_storage(), 0, tuple(self.shape), self.stride())
+
+
 class TestOptimizers:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_of_any_kind_that_keep_tensors_like_parameters_are_merged(self, name: str, place: Place) -> None:
@@ -468,6 +482,21 @@ class TestOptimizers:
         content = place.write(optimizer).extracted()
         assert content["state"]["norm"]["exp_avg"].shape == (3,)
         assert len([lost for lost in place.result.not_represented if "argparse.Namespace" in lost]) == 2
+        (told,) = [note.text for note in place.result.notes if note.code == "unread-states"]
+        assert told == "1 state of the optimizer cannot be read, and no output has them: object(argparse.Namespace); first: norm.note"
+
+    def test_with_tensors_of_another_accelerator_are_told(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        """torch_npu and others build theirs with functions of their own."""
+        elsewhere = types.ModuleType("elsewhere")
+        elsewhere.rebuild = _rebuild_elsewhere  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
+        optimizer = stepped(torch.optim.AdamW(parameters())).state_dict()
+        slots = list(optimizer["state"].values())
+        for slot in slots:
+            slot["exp_avg"] = slot["exp_avg"].as_subclass(_Elsewhere)
+        place.write(optimizer).extracted()
+        (told,) = [note.text for note in place.result.notes if note.code == "unread-states"]
+        assert told.startswith(f"{len(slots)} states of the optimizer cannot be read, and no output has them: object(elsewhere.rebuild)")
 
     def test_are_not_mixed_up_by_names_with_dots(self, place: Place) -> None:
         """`state.a.b.c` may be slot c of a.b, or slot b.c of a: two tensors of one name are not both written."""

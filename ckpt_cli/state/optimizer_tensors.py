@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
 from ckpt_cli.formats.optimizer_state import Held, NamedState, is_inside
-from ckpt_cli.names import stripped_names
+from ckpt_cli.names import few, plural, stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.plain_values import MAX_IN_JSON, TensorValue, Unrepresented, unrepresented
@@ -66,7 +66,18 @@ def optimizer_of(layout: str, held: NamedState, notes: Sequence[Note], assumed: 
     for (parameter, slot), value in held.values.items():
         state.setdefault(clean[parameter], {})[slot] = _built(value, f"state.{clean[parameter]}")
     groups = [{**_options(group), "params": [clean[parameter] for parameter in group["params"]]} for group in held.groups]
+    notes = [*notes, *_lost_notes(state)]
     return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes), assumed)
+
+
+def _lost_notes(state: Mapping[str, Any]) -> list[Note]:
+    """A warning for states of parameters that are in no output: a training cannot go on from it as from the original."""
+    lost = list(unrepresented(state))
+    if not lost:
+        return []
+    kinds = few(list(dict.fromkeys(what for _, what in lost)), 3)
+    text = f"{plural(len(lost), 'state')} of the optimizer cannot be read, and no output has them: {kinds}"
+    return [Note("warning", "unread-states", f"{text}; first: {lost[0][0]}")]
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

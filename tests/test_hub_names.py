@@ -97,7 +97,7 @@ class TestCritics:
             content.pop(name, None)
         config.write_text(json.dumps(content))
         result = ckpt_cli.merge(run, tmp_path / "out")
-        assert "class-repaired" in {note.code for note in result.outputs[0].notes}
+        assert ("info", "class-repaired") in {(note.level, note.code) for note in result.outputs[0].notes}
         loaded, report = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
@@ -105,6 +105,17 @@ class TestCritics:
         with torch.no_grad():
             assert torch.equal(loaded.eval()(**words).logits, model(**words).logits)
         assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["Qwen3ForTokenClassification"]
+
+    def test_of_which_only_the_base_has_a_config_may_be_of_another_class(self, tmp_path: Path) -> None:
+        """A module of the user's own around the body, with a head called alike, which pools otherwise."""
+        kind, model_type, options = MODELS["qwen3, tied"]
+        build(kind, model_type, options).save_pretrained(tmp_path / "base")
+        model = build("Qwen3ForTokenClassification", "qwen3", {**options, "num_labels": 1})
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+        result = ckpt_cli.merge(tmp_path / "pytorch_model.bin", tmp_path / "out", base=tmp_path / "base")
+        (told,) = [note for note in result.outputs[0].notes if note.code == "class-repaired"]
+        assert told.level == "warning"
+        assert "may be another class than was trained" in told.text
 
     def test_without_a_bias_are_sequence_classifiers(self) -> None:
         config = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}

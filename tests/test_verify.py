@@ -398,10 +398,10 @@ class TestAnOutputThatIsRight:
 
 
 class TestOtherFolders:
-    def test_of_quantised_models_are_not_compared_by_name(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("entry", [{"quantization_config": {"quant_method": "gptq"}}, {"quantization": {"group_size": 32, "bits": 4}}])
+    def test_of_quantised_models_are_not_compared_by_name(self, tmp_path: Path, entry: dict[str, Any]) -> None:
         save_file({"model.layers.0.q_proj.qweight": torch.ones(4, 4, dtype=torch.int32)}, tmp_path / "model.safetensors")
-        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
-        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **entry}))
         assert codes(ckpt_cli.verify(tmp_path)) == {"not-compared"}
 
     def test_made_of_several_nodes_are_compared_with_all(self, run: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.classes.claims import without_allowed
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
+from ckpt_cli.hub.config import is_quantised
 from ckpt_cli.hub.contents.side_files import side_file_notes
 from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.megatron.config import vocabulary_size
@@ -183,7 +184,7 @@ def _job(
         mixed,
         intersect=options.intersect,
         strict=options.strict,
-        quantised="quantization_config" in assets.config,
+        quantised=is_quantised(assets.config),
         needed=lambda tensors, others: [*without_allowed(compared_claim(drafted(tensors, others)), options.allow_missing).lacking],
     )
     # Those with weight zero are only compared.

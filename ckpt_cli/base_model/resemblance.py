@@ -18,7 +18,7 @@ from ckpt_cli.hub.classes.in_memory.loaded import LoadedNames, loaded_names_of
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.shapes.turned import turned_names
-from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config import Config, architecture, is_quantised
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
@@ -98,7 +98,7 @@ def resemblance(
         # Names as trained, or of older files, on one side or on both.
         known = loaded_names_of(own) if own.get("model_type") == others.get("model_type") else None
         held, there = _hub_shapes(mine, own, known), _hub_shapes(base, others, known)
-    if "quantization_config" in others or any(QUANTISED.fullmatch(name) for name in base):
+    if is_quantised(others) or any(QUANTISED.fullmatch(name) for name in base):
         # Of a quantised base only norms and biases are what they were.
         held, there = _vectors(held), _vectors(there)
     there = _turned(there, held, own)

@@ -26,7 +26,7 @@ from ckpt_cli.hub.classes.precision.kept import FP32, kept_in_fp32
 from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.shapes.turned import turned_alike
 from ckpt_cli.hub.classes.tying import ties_embeddings
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, is_quantised
 from ckpt_cli.hub.dialects.rotary_order import ROTARY_ORDER, order_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
@@ -105,7 +105,7 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
         files.close()
         raise
     config = named.part.opened.assets.config
-    if chosen.dtype not in (None, "keep") and ("quantization_config" in config or undeclared_codes(named.tensors, config)):
+    if chosen.dtype not in (None, "keep") and (is_quantised(config) or undeclared_codes(named.tensors, config)):
         raise UsageError("these weights are quantised: they are not cast", hint="leave out dtype")
     check_cast_all(chosen.cast_all, chosen.dtype)
     everything = {**named.tensors, **(named.tied if chosen.names == "native" else {})}

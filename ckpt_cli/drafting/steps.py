@@ -23,7 +23,7 @@ from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_opt
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
-from ckpt_cli.hub.config import not_loaded
+from ckpt_cli.hub.config import is_quantised, not_loaded
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
 from ckpt_cli.hub.tokenizer import vocabulary_notes
@@ -190,7 +190,7 @@ def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draf
         dtypes=draft.dtypes,
         max_shard_size=options.max_shard_size or (DEFAULT_SHARD_SIZE if setting.style.splits else None),
         weights_name=weights_name,
-        quantised="quantization_config" in draft.assets.config,
+        quantised=is_quantised(draft.assets.config),
         dropped=draft.selection.dropped,
         combinations=draft.combinations,
         kept=_kept_in_fp32(draft, setting),
@@ -233,7 +233,9 @@ def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     if passed_over is not None:
         notes.append(Note("warning", "unloaded-name", f"{'; '.join(passed_over)}"))
     floats = {output.dtype.code for output in draft.plan.tensors if output.dtype.kind == "float"}
-    notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats)
+    home = draft.assets.files.get(CONFIG)
+    of_base = setting.base is not None and home is not None and home.parent == setting.base.folder
+    notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats, of_base=of_base)
     notes += odd_dtypes(tensors, config, draft.selection.kind)
     notes += vocabulary_notes(draft.assets, tensors)
     notes += base_tokenizer_notes(setting.base, draft.assets, tensors) if setting.base is not None else []

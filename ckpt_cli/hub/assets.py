@@ -247,8 +247,11 @@ def _cached_models(cache: Path) -> list[str]:
 # -- what the config says about the weights --------------------------------------------------------------------------
 
 
-def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes: set[str]) -> list[Note]:
-    """Notes about a config that contradicts the weights (by name) so that loading would silently go wrong, and what was done about it."""
+def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes: set[str], *, of_base: bool = False) -> list[Note]:
+    """Notes about a config that contradicts the weights (by name) so that loading would silently go wrong, and what was done about it.
+
+    A config ``of_base`` says nothing of the class that was trained, which may pool its outputs in a way of its own.
+    """
     notes = []
     architectures = config.get("architectures") or []
     value_heads = [name for name in shapes if name.split(".")[0] in ("score", "v_head")]
@@ -259,7 +262,9 @@ def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes:
         notes.append(Note("info", "class-repaired", text))
     if repaired and not is_plain:
         text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: it now says {repaired['architectures'][0]}"
-        notes.append(Note("info", "class-repaired", text))
+        if of_base:
+            text = f"{text}, which may be another class than was trained, as config.json is that of the base: compare what both compute"
+        notes.append(Note("warning" if of_base else "info", "class-repaired", text))
     elif value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
         text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: load them with the class that trained them"
         notes.append(Note("warning", "value-head", text))

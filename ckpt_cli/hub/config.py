@@ -63,6 +63,12 @@ def layer_count(config: Config) -> int | None:
     return next((count for count in found if type(count) is int), None)
 
 
+def is_quantised(config: Config) -> bool:
+    """Whether a config says that weights are quantised, as transformers or as mlx_lm, whose older folders have ``quantization`` alone."""
+    of_mlx = config.get("quantization")
+    return "quantization_config" in config or (isinstance(of_mlx, Mapping) and "bits" in of_mlx)
+
+
 def not_loaded(config: Config, file: str) -> tuple[str, str] | None:
     """Why what loads models of this config passes over weights in ``file`` (an index, if there is one), and what to do.
 

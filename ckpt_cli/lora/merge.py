@@ -12,7 +12,7 @@ from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.tying import ties_embeddings
-from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config import Config, architecture, is_quantised
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
 from ckpt_cli.lora.biases import check_biases, trained_biases
@@ -136,7 +136,7 @@ def with_adapters_fused(
             hint="look for the files of all ranks, or for the adapter in a folder of its own; --lora keep writes the tensors as they are",
         )
     notes, saved, held, biases = [*facts.notes, *alpha_notes(state, facts)], saved_names(state), state.tensors, trained_biases(state, facts)
-    if "quantization_config" in opened.assets.config:
+    if is_quantised(opened.assets.config):
         hint = "pass --lora export, and fuse it with PEFT"
         raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
     if lacks_base(state):

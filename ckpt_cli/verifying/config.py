@@ -38,7 +38,7 @@ from ckpt_cli.hub.classes.fit import (
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.prefixes import common_prefix
-from ckpt_cli.hub.config import Config, not_loaded
+from ckpt_cli.hub.config import Config, is_quantised, not_loaded
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
 from ckpt_cli.hub.tokenizer import endless, ids_beyond, special_ids_beyond, told_ids_beyond
@@ -150,7 +150,7 @@ def _dtype(config: Config, tensors: Mapping[str, Tensor], kind: KnownClass | str
 
     Of quantised models it means something else.
     """
-    if "quantization_config" in config or any(tensor.dtype.kind == "opaque" for tensor in tensors.values()):
+    if is_quantised(config) or any(tensor.dtype.kind == "opaque" for tensor in tensors.values()):
         return
     text = config.get("text_config")
     levels = (config, text) if isinstance(text, Mapping) else (config,)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.known_names import types_of
 from ckpt_cli.hub.classes.prediction import AROUND, PART, asked_layers, lost_tensors, of_prediction, prediction_layers
-from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count, levels
+from ckpt_cli.hub.config import Config, architecture, expert_count, is_quantised, layer_count, levels
 from ckpt_cli.hub.entries.written import as_number
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.name_patterns import grouped
@@ -112,7 +112,7 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
             *_experts(config, shapes),
             *_towers(config, shapes, namings),
         ]
-    if not known and "quantization_config" not in config:
+    if not known and not is_quantised(config):
         found += _rows(config, shapes)
     return found
 

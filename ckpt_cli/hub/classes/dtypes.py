@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.hub.classes.config_counts import SCALE, has_packed_codes
 from ckpt_cli.hub.classes.fit import KnownClass
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, is_quantised
 from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -31,7 +31,7 @@ def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass |
     A weight is a tensor that the class knows, that other layers have as floats, or named like one; codes with scales beside them are some
     whatever their library calls them. With a quantization_config, codes are expected; complex numbers are never codes.
     """
-    quantised = "quantization_config" in config or "compression_config" in config
+    quantised = is_quantised(config) or "compression_config" in config
     found: dict[Dtype, list[str]] = {}
     others = any(tensor.dtype.kind != "float" for tensor in tensors.values())
     floats = {pattern_of(name)[0] for name, tensor in tensors.items() if others and tensor.dtype.kind == "float"}
@@ -78,7 +78,7 @@ SCALES = re.compile(
 
 def undeclared_codes(tensors: Mapping[str, Tensor], config: Config) -> list[str]:
     """Quantised weights, with their scales, of which the config says nothing: integers and floats whose values mean something together."""
-    if "quantization_config" in config:
+    if is_quantised(config):
         return []
     plain = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind != "opaque"}
     found = [name for name in quantised_names(plain, quantised=False) if tensors[name].dtype.kind == "int"]

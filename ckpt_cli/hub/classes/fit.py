@@ -27,7 +27,7 @@ from ckpt_cli.hub.classes.shapes.cut_tensors import Fitting, cut_tensors
 from ckpt_cli.hub.classes.shapes.other_cuts import other_cuts
 from ckpt_cli.hub.classes.shapes.turned import fitting_turned, misread
 from ckpt_cli.hub.classes.tying import ties_embeddings
-from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config import Config, architecture, is_quantised
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, printable
@@ -167,7 +167,7 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
 
     A config that names no class means the one of its model type whose tensors fit; that of a critic the class with its head.
     """
-    if "quantization_config" in config:
+    if is_quantised(config):
         return "the config says that weights are quantised: names and shapes depend on the method"
     if has_packed_codes(shapes):
         return "the weights are packed codes of bitsandbytes: names and shapes depend on the method"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckpt_cli.hub.config import Config, expert_count, layer_count, levels
+from ckpt_cli.hub.config import Config, expert_count, is_quantised, layer_count, levels
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
 PART = re.compile(r"(^|\.)(mtp|mtp_[a-z_]+|eh_proj|nextn_predict_layers|enorm|hnorm)(\.|$)")
@@ -96,7 +96,7 @@ def lost_tensors(config: Config, names: Collection[str]) -> Iterator[Lost]:
     """What layers of multi-token prediction that are there lack. Of quantised models, whose scales differ, whole modules are compared."""
     if not _may_have(config, names):
         return
-    quantised = "quantization_config" in config
+    quantised = is_quantised(config)
     names = {name.rpartition(".")[0] + ".*" for name in names} if quantised else names
     stack, ordinary = _ordinary(config, names)
     layers = _layers(config, names, stack)

@@ -609,6 +609,33 @@ class TestRanksThatHoldDifferentThings:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
+class TestStatisticsInADcpFolder:
+    def merged(self, folder: Path, beside: dict[str, Any]) -> MergeResult:
+        save_dcp({"model": MODEL, **beside, "epoch": 3, "best_acc1": 0.7}, checkpoint_id=folder / "run", no_dist=True)
+        return ckpt_cli.merge(folder / "run", folder / "out")
+
+    @pytest.mark.parametrize("key", [key for key in BESIDE if key != "some with a matrix"])
+    def test_are_named(self, tmp_path: Path, key: str) -> None:
+        result = self.merged(tmp_path, BESIDE[key])
+        (text,) = [
+            note.text for note in result.checkpoint.notes if note.code in ("beside-weights", "other-groups") and note.level == "warning"
+        ]
+        assert all(name in text for name in BESIDE[key]) or "flat (--type flat)" in text
+
+    @pytest.mark.parametrize(
+        "beside", [{"norm": "layer", "scale": None, "stats": {}}, {"optimizer": SLOTS, "train_stats": {"lr": 0.1}, "scaler": {}}]
+    )
+    def test_settings_and_results_are_none(self, tmp_path: Path, beside: dict[str, Any]) -> None:
+        assert not codes(self.merged(tmp_path, beside)) & {"beside-weights", "other-groups"}
+
+    def test_a_generator_is_a_model_of_its_own_in_gans_only(self, tmp_path: Path) -> None:
+        other = {"generator": {"c.weight": torch.ones(3, 3)}}
+        assert "other-groups" in codes(self.merged(tmp_path / "decoder", other), "warning")
+        result = self.merged(tmp_path / "gan", {**other, "discriminator": {"d.weight": torch.ones(3, 3)}})
+        assert "other-groups" not in codes(result)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
 class TestAnAverageOfADcpFolder:
     def save(self, folder: Path, content: Any) -> Path:
         import torch.distributed.checkpoint as dcp

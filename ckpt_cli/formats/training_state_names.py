@@ -34,6 +34,22 @@ RECORD = re.compile(
     re.IGNORECASE,
 )
 
+WORD = (
+    "means?|stds?|stdev|var|variance|mu|sigma|scales?|shift|norm|normali[sz]ation|rms|stats|statistics|temperature|meanstd|runningmeanstd"
+)
+STATISTICS = re.compile(
+    rf"((\w*[._-])?({WORD})|.*(normali[sz]er|standardi[sz]er|preprocessor|(?<!grad_)(?<!grad)(?<!amp_)scaler)s?)([._-]\w+)?",
+    re.ASCII | re.IGNORECASE,
+)
+"""Keys of what is applied to the inputs or outputs of a model, and is as much a part of it as its weights."""
+
+RESULTS = re.compile(
+    r".*(loss|metric|accurac|perplexit|histor|elapsed|learning_rate)\w*|train.*|best.*"
+    r"|(\w+[._-])?(acc|score|reward|return|result|time|log|iter)s?|lrs?|(\w+_)?time\w*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Keys of what a training reports."""
+
 
 def is_state_file(name: str) -> bool:
     """Whether a file's name is that of training state.
@@ -70,3 +86,21 @@ def is_trainer_key(key: object) -> bool:
 def is_record_key(key: object) -> bool:
     """Whether a key usually holds numbers: a dict there is a state dict only if it holds a matrix."""
     return isinstance(key, str) and (is_trainer_key(key) or RECORD.fullmatch(key) is not None)
+
+
+def is_statistics_key(key: object) -> bool:
+    """Whether a key is that of what is applied to a model's inputs or outputs.
+
+    >>> [is_statistics_key(key) for key in ("obs_rms", "target_scaler", "y_mean", "grad_scaler", "optimizer", "muon")]
+    [True, True, True, False, False, False]
+    """
+    return isinstance(key, str) and STATISTICS.fullmatch(key) is not None
+
+
+def is_result_key(key: object) -> bool:
+    """Whether a key is that of what a training reports.
+
+    >>> [is_result_key(key) for key in ("best_acc1", "val_losses", "mean_loss", "history", "priors")]
+    [True, True, True, True, False]
+    """
+    return isinstance(key, str) and RESULTS.fullmatch(key) is not None

@@ -33,6 +33,7 @@ from ckpt_cli.formats.dcp.metadata import (
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes, train_mode_of
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
+from ckpt_cli.formats.dcp.statistics import statistics_notes
 from ckpt_cli.formats.dcp.swapped import swapped_notes
 from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.megatron.common import read_arguments
@@ -160,7 +161,8 @@ class Dcp(Format):
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         if match.group is None:
-            notes += _notes_of_groups(group, [other for other in groups if other.name != group.name and other.holds_weights])
+            others = [other for other in groups if other.name != group.name and other.holds_weights]
+            notes += [*_notes_of_groups(group, others), *statistics_notes(catalog, (group, *others), reader)]
         notes += notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
             notes.append(
@@ -285,7 +287,8 @@ def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
     """Notes about groups of weights that are not in this component; a warning for those that could also be the model."""
     held = {id(tensor) for tensor in main.tensors.values()}
     others = [other for other in others if not all(id(tensor) in held for tensor in other.tensors.values())]
-    doubtful = [other for other in others if may_be_the_model(other, main)]
+    alone = not any("disc" in other.name for other in others)  # A generator is a model of its own in GANs only.
+    doubtful = [other for other in others if may_be_the_model(other, main) or (other.name == "generator" and alone)]
     notes = []
     if doubtful:
         text = f"the folder also holds tensors of {few([_told(other) for other in doubtful])}, which are not in this component"

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckpt_cli.files.pickle_nodes import Call, Global, below
 from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, pairs_of
 from ckpt_cli.formats.torch_files.state_dict import is_data
-from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
-
-WORD = (
-    "means?|stds?|stdev|var|variance|mu|sigma|scales?|shift|norm|normali[sz]ation|rms|stats|statistics|temperature|meanstd|runningmeanstd"
-)
-STATISTICS = re.compile(
-    rf"((\w*[._-])?({WORD})|.*(normali[sz]er|standardi[sz]er|preprocessor|(?<!grad_)(?<!grad)(?<!amp_)scaler)s?)([._-]\w+)?",
-    re.ASCII | re.IGNORECASE,
-)
-"""Keys of what is applied to the inputs or outputs of a model, and is as much a part of it as its weights."""
-
-RESULTS = re.compile(
-    r".*(loss|metric|accurac|perplexit|histor|elapsed|learning_rate)\w*|train.*|best.*"
-    r"|(\w+[._-])?(acc|score|reward|return|result|time|log|iter)s?|lrs?|(\w+_)?time\w*",
-    re.ASCII | re.IGNORECASE,
-)
-"""Keys of what a training reports."""
+from ckpt_cli.formats.training_state_names import is_record_key, is_result_key, is_state_key, is_statistics_key
 
 GRAD_SCALER = frozenset({"scale", "growth_factor", "_growth_tracker", "cur_scale", "loss_scale", "loss_scaler"})
 """Keys that the state of torch's GradScaler, apex and DeepSpeed have."""
@@ -51,9 +34,9 @@ class DataSearch:
             return True
         if id(node) in self._known or not isinstance(key, str):
             return False
-        if _is_result(key):
+        if is_result_key(key):
             return False
-        if STATISTICS.fullmatch(key):
+        if is_statistics_key(key):
             return not _is_grad_scaler(node) and _is_given(node)
         return not is_record_key(key) and self._holds_array(node)
 
@@ -67,7 +50,9 @@ class DataSearch:
             seen.add(id(current))
             dimensions = dimensions_of(current)
             if dimensions is None and is_data(current):
-                return True
+                if not _is_scalar(current):
+                    return True
+                continue
             if dimensions is not None:
                 if dimensions:
                     return True
@@ -76,12 +61,13 @@ class DataSearch:
             if entries is None:
                 pending += below(current)
             elif not is_optimizer(entries):
-                pending += (each for key, each in entries.items() if not (is_state_key(key) or is_record_key(key) or _is_result(key)))
+                pending += (each for key, each in entries.items() if not (is_state_key(key) or is_record_key(key) or is_result_key(key)))
         return False
 
 
-def _is_result(key: object) -> bool:
-    return isinstance(key, str) and RESULTS.fullmatch(key) is not None
+def _is_scalar(node: object) -> bool:
+    """Whether a node is a scalar of numpy, which a training reports as it does numbers."""
+    return isinstance(node, Call) and isinstance(node.target, Global) and node.target.name == "scalar"
 
 
 def _is_given(node: object) -> bool:

@@ -265,7 +265,13 @@ def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
     """The scale of each module of a run's adapters."""
     state = within_part(parse_peft(opened.component.tensors))
     facts = adapter_facts(opened.homes, alpha, opened.assets.config)
-    return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
+    return scales_of(state, facts, state.tensors)
+
+
+def scales_of(state: PeftState, facts: AdapterFacts, weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """The scale of each module of adapters; of fused experts it takes their ``weights`` to tell the rank and the name of the parameter."""
+    keys = {adapter.path: pattern_key(adapter, adapted_name(adapter, weights), facts) for adapter in state.adapters}
+    return {adapter.path: facts.scale(keys[adapter.path], adapter_rank(adapter, weights, facts)) for adapter in state.adapters}
 
 
 def saved_names(state: PeftState) -> tuple[str, ...]:

@@ -61,6 +61,16 @@ def test_the_class_that_was_trained_tells_the_tower(base: Path, tower: str, part
     assert all(torch.allclose(merged[name], tensor, atol=1e-6) for name, tensor in expected.items())
 
 
+@pytest.mark.parametrize(("tower", "part"), [("CLIPVisionModel", "vision_model"), ("CLIPTextModel", "text_model")])
+def test_a_base_that_names_no_class_is_known_by_its_tensors(base: Path, tower: str, part: str, tmp_path: Path) -> None:
+    adapter_of(tower, base, tmp_path / "adapter")
+    config = json.loads((base / "config.json").read_text())
+    del config["architectures"]
+    (base / "config.json").write_text(json.dumps(config))
+    ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+    assert changed(base, tmp_path / "out") == {part}
+
+
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 @pytest.mark.parametrize("tower", ["VisionModel", "TextModel"])
 def test_without_its_class_towers_of_one_size_are_refused(kind: str, tower: str, tmp_path: Path) -> None:

@@ -881,19 +881,6 @@ class TestLayoutOfExperts:
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize(("model_type", "turned"), [("gpt2", True), ("llama", False), (None, False)])
-def test_square_weights_are_told_by_the_type_of_the_model(tmp_path: Path, model_type: str | None, turned: bool) -> None:
-    """Without a config of the adapter, as verl leaves it: GPT-2 stores linear layers as [in, out]."""
-    torch.manual_seed(0)
-    w, a, b = torch.randn(5, 5), torch.randn(2, 5), torch.randn(5, 2)
-    run = plain(tmp_path, {"m.base_layer.weight": w, "m.lora_A.default.weight": a, "m.lora_B.default.weight": b})
-    if model_type is not None:
-        (run / "config.json").write_text(json.dumps({"model_type": model_type}))
-    ckpt_cli.merge(run, tmp_path / "out", lora_alpha=2)
-    delta = b.double() @ a.double()
-    assert torch.equal(load(tmp_path / "out")["m.weight"], (w.double() + (delta.T if turned else delta)).float())
-
-
 def test_a_tied_head_follows_its_embedding_where_the_format_lost_the_tie(tmp_path: Path) -> None:
     """DCP stores both; PEFT changes the one storage that they are."""
     model = adapted("llama, tied", {"target_modules": ["embed_tokens"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -158,3 +159,53 @@ def test_rules_of_the_type_apply() -> None:
     assert mine == theirs
     assert mine is not None
     assert "e_score_correction_bias" in mine.kept["BF16"].pattern
+
+
+class TestAModelAsAModule:
+    """``self.llm = Qwen2ForCausalLM(config)`` in a class of the user's own: all names of the model begin with "llm."."""
+
+    PICTURES: ClassVar[dict[str, tuple[int, ...]]] = {"vision.weight": (3, 3)}
+
+    @staticmethod
+    def state(more: dict[str, tuple[int, ...]], lost: str = "") -> Tensors:
+        return {f"llm.{name}": tensor for name, tensor in tensors().items() if name != lost} | made(more)
+
+    @pytest.mark.parametrize("more", [{}, PICTURES], ids=["alone", "beside others"])
+    def test_keeps_its_name_as_the_class_saves_it(self, more: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+        state = self.state(more)
+        output = ckpt_cli.merge(saved(tmp_path / "run", state), tmp_path / "out").outputs[0]
+        assert load(tmp_path / "out").keys() == state.keys()
+        assert not [note for note in output.notes if note.level == "warning" and note.code != "lacks-asset"]
+        assert "behind llm.: 27 of 27 tensors of Qwen2ForCausalLM" in output.naming
+        assert severe(ckpt_cli.verify(tmp_path / "out")) == set()
+
+    def test_keeps_its_name_beside_others_in_any_file(self, tmp_path: Path) -> None:
+        saved(tmp_path / "run", {})
+        (tmp_path / "run" / "model.safetensors").unlink()
+        torch.save({"state_dict": self.state(self.PICTURES), "global_step": 3}, tmp_path / "run" / "step=3.ckpt")
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        assert load(tmp_path / "out").keys() == self.state(self.PICTURES).keys()
+
+    def test_loses_it_with_a_warning_where_a_wrapper_may_have_put_it(self, tmp_path: Path) -> None:
+        saved(tmp_path / "run", {})
+        (tmp_path / "run" / "model.safetensors").unlink()
+        torch.save({"state_dict": self.state({}), "global_step": 3}, tmp_path / "run" / "step=3.ckpt")
+        notes = ckpt_cli.merge(tmp_path / "run", tmp_path / "out").outputs[0].notes
+        assert load(tmp_path / "out").keys() == tensors().keys()
+        told = [note.text for note in notes if note.code == "own-prefix"]
+        assert [text.partition(" was")[0] for text in told] == ["llm."]
+        assert "if MyQwen has a module of that name, --names native keeps it" in told[0]
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "native", names="native")  # as the warning says
+        assert load(tmp_path / "native").keys() == self.state({}).keys()
+
+    @pytest.mark.parametrize("lost", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+    def test_lacks_what_the_model_lacks(self, lost: str, tmp_path: Path) -> None:
+        run = saved(tmp_path / "run", self.state(self.PICTURES, lost))
+        with pytest.raises(MissingTensors, match=f"llm.{lost}"):
+            ckpt_cli.merge(run, tmp_path / "out")
+        assert "missing-tensor" in severe(ckpt_cli.verify(run))
+
+    def test_does_not_lack_what_was_left_out_on_purpose(self, tmp_path: Path) -> None:
+        run = saved(tmp_path / "run", self.state(self.PICTURES))
+        ckpt_cli.merge(run, tmp_path / "out", exclude=["llm.model.norm.weight"])
+        assert load(tmp_path / "out").keys() == self.state(self.PICTURES, "model.norm.weight").keys()

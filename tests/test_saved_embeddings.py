@@ -297,3 +297,22 @@ class TestAnEmbeddingTrainedAsAWhole:
         (base / "config.json").write_text(json.dumps(tiny.config(tie_word_embeddings=True, vocab_size=72)))
         result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
         assert "lora-tied" not in {note.code for note in result.outputs[0].notes}
+
+
+@pytest.mark.usefixtures("quiet_transformers")
+def test_peft_ties_only_embeddings_of_names_that_it_knows(tmp_path: Path) -> None:
+    """GPT-2's ``wte`` is none of them: whatever ``ensure_weight_tying`` says, its head kept the values of the base in training."""
+    from tests.architectures import MODELS, build
+
+    model = build(*MODELS["gpt2"])
+    assert model.config.tie_word_embeddings
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(tmp_path / "base")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"], modules_to_save=["wte"], ensure_weight_tying=True))
+    wrapped.get_input_embeddings().weight.data.add_(1)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    head = wrapped.merge_and_unload().lm_head.weight
+    result = ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=tmp_path / "base", verify=True)
+    assert result.exit_code == 0
+    assert torch.equal(load(tmp_path / "out")["lm_head.weight"], head)
+    assert not torch.equal(load(tmp_path / "out")["lm_head.weight"], load(tmp_path / "out")["transformer.wte.weight"])

@@ -25,8 +25,9 @@ from ckpt_cli.formats.step_names import number_in_manifest
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.megatron.config import check_config
-from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.hub.peft_names import has_adapters, parse_peft
 from ckpt_cli.lora.merge import adapters_alone, exported_scales
+from ckpt_cli.lora.parts import within_part
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.names import LoraMode, Naming, ShardOrder
@@ -118,7 +119,8 @@ def different_scales(folder: Path, tensors: Mapping[str, Tensor], part: Draft, a
     """Modules that an exported adapter's config scales differently from the run."""
     if part.lora is None or part.lora.outcome != "exported":
         return []
-    mine, theirs = scales(folder, tensors), exported_scales(part.opened, alpha)
+    weights = within_part(parse_peft(part.opened.component.tensors)).tensors
+    mine, theirs = scales(folder, tensors, weights), exported_scales(part.opened, alpha)
     return [
         finding("different-scale", f"{mine[module]:.6g}, but the run says {scale:.6g}", tensor=module, file="adapter_config.json")
         for module, scale in theirs.items()

@@ -33,6 +33,18 @@ def levels(config: Config) -> list[Config]:
     return [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
 
 
+def model_types(config: Config) -> set[str]:
+    """The model types of a config and of its parts, at every depth."""
+    pending: list[object] = [config]
+    found: set[str] = set()
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            pending += part.values()
+            found |= {named} if isinstance(named := part.get("model_type"), str) else set()
+    return found
+
+
 def huge_number(config: Config) -> str | None:
     """A number of parts (layers, experts, labels, ...) that would take forever to build; None if there is none.
 

@@ -16,6 +16,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.adapters.other_kinds import LOADED, PROMPTS
+from ckpt_cli.hub.config import Config, model_types
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.lora.settings import REFUSED, unknown_settings
 from ckpt_cli.lora.targets import ends
@@ -31,9 +32,6 @@ LARGEST = 1e30
 """No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""
 PATTERN = re.compile(r"[\w.|^$\\*\-]{1,300}", re.ASCII)
 """Expressions without groups, which match in no time."""
-
-CONV1D = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp"})
-"""Model types whose linear layers are stored as [in, out] (transformers, ``pytorch_utils.Conv1D``)."""
 
 LAYOUT, UNSLOTH = "lora_B_layout", "unsloth_fused_expert_lora"
 RANK_MAJOR, BY_EXPERT = "rank_major", "grouped_by_expert"
@@ -54,16 +52,10 @@ class AdapterFacts:
     config: Mapping[str, Any] = field(default_factory=dict)
     looked_in: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
-    model_type: str | None = None
+    model_types: frozenset[str] = frozenset()
     unusable: str = ""
     """What a file says in place of an alpha."""
     rank_origin: str = ""
-
-    @property
-    def transposed(self) -> bool:
-        """Whether weights are stored as [in, out], if shapes do not tell."""
-        # PEFT keeps what the last of the modules was, so that only a True says something.
-        return self.model_type in CONV1D or self.config.get("fan_in_fan_out") is True
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of the product: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
@@ -148,10 +140,11 @@ class AdapterFacts:
             raise Inconsistent(f"the factors have rank {rank}, but {origin} says {_said(expected)}", tensor=module, hint=hint)
 
 
-def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object = None) -> AdapterFacts:
+def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | None = None) -> AdapterFacts:
     """Read the files in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
 
-    An alpha of 0 counts as unknown, and a rank of 0 in META: some trainers write that whatever was trained. Raises CorruptFile, UsageError.
+    ``model`` is the config of the model. An alpha of 0 counts as unknown, and a rank of 0 in META: some trainers write that whatever was
+    trained. Raises CorruptFile, UsageError.
     """
     if given is not None and not (math.isfinite(given) and given > 0):
         raise UsageError("--lora-alpha is out of range", expected="a number above 0")
@@ -193,7 +186,7 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model_type: object
         config,
         looked_in,
         tuple(notes),
-        model_type if isinstance(model_type, str) else None,
+        frozenset(model_types(model or {})),
         " and ".join(unusable),
         rank_origin,
     )

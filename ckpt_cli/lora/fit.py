@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
+from ckpt_cli.lora.on_base.turned import turned_modules
 from ckpt_cli.lora.targets import Targets, is_end
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.tensor import Tensor
@@ -43,8 +44,10 @@ class Fused:
     differing: tuple[str, ...] = ()
 
 
-def fuse_adapters(state: PeftState, facts: AdapterFacts, *, wide: bool, allow_overflow: bool = False) -> Fused:
-    """The tensors of a model with every adapter in its weight.
+def fuse_adapters(
+    state: PeftState, facts: AdapterFacts, *, wide: bool, allow_overflow: bool = False, turned: Container[str] | None = None
+) -> Fused:
+    """The tensors of a model with every adapter in its weight; ``turned`` are the modules that `turned_modules` finds, if it was asked.
 
     ``wide``: they will be cast, so the sum is kept in float32 (or float64) until then; otherwise it has the dtype of the weight.
     Raises Undecidable for adapters without the weights that they are for, or without alpha; Inconsistent for factors that do not
@@ -62,10 +65,13 @@ def fuse_adapters(state: PeftState, facts: AdapterFacts, *, wide: bool, allow_ov
     ranks: dict[str, int] = {}
     scales: dict[str, float] = {}
     transposed: set[bool] = set()
+    places = {adapter.path: _adapted_name(adapter, tensors) for adapter in state.adapters}
+    if turned is None:
+        turned = turned_modules({adapter.path: (adapter, tensors[places[adapter.path]]) for adapter in state.adapters}, facts)
     for adapter in state.adapters:
-        name = _adapted_name(adapter, tensors)
+        name = places[adapter.path]
         weight = tensors[name]
-        update = _update(adapter, name, weight, facts)
+        update = _update(adapter, name, weight, facts, is_turned=adapter.path in turned)
         transposed.add(update.layout.startswith("in x out"))
         ranks[adapter.path] = rank_of(adapter, update.groups)
         scales[adapter.path] = update.scale
@@ -261,7 +267,7 @@ def _expert_layout(adapter: Adapter, weight: Tensor) -> str | None:
     return "out x in" if (rows, columns) == (first, second) else "in x out" if (rows, columns) == (second, first) else None
 
 
-def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) -> Update:
+def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts, *, is_turned: bool) -> Update:
     """What is added to a weight, after its shapes were proved to fit."""
     parts = (adapter.a, adapter.b, *([adapter.magnitude] if adapter.magnitude is not None else []))
     for tensor in (weight, *parts):
@@ -277,9 +283,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) ->
     straight = fits and not adapter.embedding and (weight.shape[0], flat) == (out, inner)
     turned = fits and len(weight.shape) == 2 and weight.shape == (inner, out)
     if len(weight.shape) == 2 and straight and turned:
-        # A square weight: only the config tells that it is stored as [in, out], as GPT-2's are.
-        turned = facts.transposed
-        straight = not turned
+        straight, turned = not is_turned, is_turned
     if not straight and not turned:
         raise Inconsistent(
             f"factors {_shape(adapter.a)} and {_shape(adapter.b)} do not fit a weight {_shape(weight)}",

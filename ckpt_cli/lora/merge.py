@@ -120,7 +120,7 @@ def with_adapters_fused(
     """
     component = opened.component
     state = parse_peft(component.tensors)
-    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config)
     seen = SeenBase({}, opened.assets.config)
     if base is not None and lacks_base(state):
         seen = as_in_memory(base.tensors, opened.assets.config, state.adapters, facts.config)
@@ -214,7 +214,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     Raises what `parse_peft`, `adapter_facts` and `check_whole` raise, Undecidable without alpha.
     """
     config, stored = opened.assets.config, parse_peft(opened.component.tensors)
-    facts = adapter_facts(opened.homes, alpha, config.get("model_type"))
+    facts = adapter_facts(opened.homes, alpha, config)
     seen = SeenBase({}, config)
     if reference is not None and lacks_base(stored):
         seen = as_in_memory(reference.tensors, config, stored.adapters, facts.config)
@@ -264,8 +264,14 @@ def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = Fal
 def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
     """The scale of each module of a run's adapters."""
     state = within_part(parse_peft(opened.component.tensors))
-    facts = adapter_facts(opened.homes, alpha, opened.assets.config.get("model_type"))
-    return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
+    facts = adapter_facts(opened.homes, alpha, opened.assets.config)
+    return scales_of(state, facts, state.tensors)
+
+
+def scales_of(state: PeftState, facts: AdapterFacts, weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """The scale of each module of adapters; of fused experts it takes their ``weights`` to tell the rank and the name of the parameter."""
+    keys = {adapter.path: pattern_key(adapter, adapted_name(adapter, weights), facts) for adapter in state.adapters}
+    return {adapter.path: facts.scale(keys[adapter.path], adapter_rank(adapter, weights, facts)) for adapter in state.adapters}
 
 
 def saved_names(state: PeftState) -> tuple[str, ...]:

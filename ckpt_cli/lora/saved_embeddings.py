@@ -19,6 +19,9 @@ from ckpt_cli.tensors.tensor import Tensor
 LITERAL = re.compile(r"[\w.]+", re.ASCII)
 """A pattern that is a name."""
 
+TIED_BY_PEFT = ("embed_tokens", "lm_head")
+"""``EMBEDDING_LAYER_NAMES`` of peft."""
+
 
 def with_untrained_heads(
     state: PeftState, base: Mapping[str, Tensor], config: Config, settings: Config
@@ -28,7 +31,7 @@ def with_untrained_heads(
     PEFT trains a copy of each module of ``modules_to_save``, and a head that was tied to the first one stays as it was, unless the
     ``settings``, those of adapter_config.json, tie the copies.
     """
-    if not ties_embeddings(config) or settings.get(TYING):
+    if not ties_embeddings(config) or _is_tied_by_peft(settings):
         return state, ()
     saved = [name for name in state.tensors if last_two(name) in EMBEDDINGS and name in base and _is_saved(name, state, settings)]
     if len(saved) != 1 or any(last_two(name) in HEADS for name in (*state.tensors, *base)):
@@ -40,6 +43,13 @@ def with_untrained_heads(
         return state, (Note("warning", "lora-tied", text),)
     text = f"{name} was trained as a whole, and not the output head: {head} is written as training had it, with the values of the base"
     return replace(state, tensors={**state.tensors, head: replace(base[name], name=head)}), (Note("info", "lora-tied", text),)
+
+
+def _is_tied_by_peft(settings: Config) -> bool:
+    """Whether PEFT tied the copies: it looks for names that it knows, whatever the model ties (peft, ``_check_tied_modules``)."""
+    entries = settings.get("modules_to_save")
+    named = [entry.rpartition(".")[2] for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
+    return settings.get(TYING) is True and any(name in TIED_BY_PEFT for name in named)
 
 
 def _is_saved(name: str, state: PeftState, settings: Config) -> bool:

@@ -17,6 +17,7 @@ from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.lora.config import AdapterFacts, adapter_facts
 from ckpt_cli.lora.fit import adapted_name, fuse_adapters
 from ckpt_cli.lora.on_base.seen import as_in_memory
+from ckpt_cli.lora.on_base.turned import turned_modules
 from ckpt_cli.lora.settings import changed_base
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
@@ -54,7 +55,7 @@ class Measured:
 def frozen_notes(component: OpenedComponent, base: Base, state: PeftState, alpha: float | None) -> list[Note]:
     """A warning about weights under adapters that are not the base's. Raises Inconsistent if they are these with the adapters in them."""
     try:
-        facts = adapter_facts(component.homes, alpha, component.assets.config.get("model_type"))
+        facts = adapter_facts(component.homes, alpha, component.assets.config)
         held = as_in_memory(base.weights().tensors, component.assets.config, state.adapters, facts.config).tensors
         measured = list(_measured(state, held, facts)) if changed_base(facts.config) is None else []
     except CkptError:
@@ -88,7 +89,9 @@ def _measured(state: PeftState, base: Mapping[str, Tensor], facts: AdapterFacts)
     chosen = [named[int(number * step)] for number in range(min(MODULES, len(named)))]
     modules = {adapter.module for adapter, _ in chosen}
     held = {name: tensor for name, tensor in base.items() if name.rpartition(".")[0] in modules}
-    updated = fuse_adapters(replace(state, tensors=held, adapters=tuple(adapter for adapter, _ in chosen)), facts, wide=True).tensors
+    turned = turned_modules({adapter.path: (adapter, base[name]) for adapter, name in named}, facts)
+    some = replace(state, tensors=held, adapters=tuple(adapter for adapter, _ in chosen))
+    updated = fuse_adapters(some, facts, wide=True, turned=turned).tensors
     for _, name in chosen:
         yield _compared(name, state.tensors[name], base[name], updated[name])
 

@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import like_factors, like_factors_text, other_adapters
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.classes.absent.own_words import prefix_text
 from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
@@ -145,7 +146,9 @@ def select_tensors(
     if isinstance(kind, KnownClass):
         config = kind.config
         if names == "hub" and not rules:
-            native, change = _with_prefix_of(native, kind)
+            native, change = _with_prefix_of(native, kind, as_saved=_is_saved_by_class(component, config))
+            if kind.own and change.removed:
+                notes.append(Note("warning", "own-prefix", prefix_text(kind.own, kind.kind, change.removed)))
             native, unwrapped = _without_stray_wrappers(native, kind)
     hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
     naming: Naming = names
@@ -296,9 +299,14 @@ def _unmapped(mapped_out: Mapping[str, Tensor], rules: tuple[Rule, ...], hub: Hu
         return frozenset(renamed_for_hub({name: tensor.shape for name, tensor in kept.items()}, hub))
 
 
-def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass) -> tuple[dict[str, Tensor], PrefixChange]:
-    """The tensors with the prefix that their class has, where the model's begin otherwise, and what was changed for it."""
+def _with_prefix_of(native: dict[str, Tensor], kind: KnownClass, *, as_saved: bool) -> tuple[dict[str, Tensor], PrefixChange]:
+    """The tensors with the prefix that their class has, where the model's begin otherwise, and what was changed for it.
+
+    A class of the user's own may hold the model as a module, beside others: its names stay ``as_saved`` by itself, and beside others.
+    """
     change = common_prefix(kind, {name: tensor.shape for name, tensor in native.items()})
+    if kind.own and change.removed and (as_saved or not change.whole):
+        return native, UNCHANGED
     return ({change.of(name): tensor for name, tensor in native.items()} if change else native), change
 
 

@@ -17,7 +17,7 @@ from ckpt_cli.hub.peft_names import PeftState, has_adapters, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
-from ckpt_cli.lora.merge import saved_names
+from ckpt_cli.lora.merge import saved_names, scales_of
 from ckpt_cli.lora.parts import within_part
 from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text
 from ckpt_cli.names import few
@@ -108,10 +108,13 @@ def no_factors(folder: Path) -> list[Finding]:
     return [finding("damaged-adapter", "the config describes LoRA, but the weights hold no LoRA factors", file=CONFIG)]
 
 
-def scales(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """The scale of each module by the files of a PEFT folder; empty if they do not say it."""
+def scales(folder: Path, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor] | None = None) -> dict[str, float]:
+    """The scale of each module by the files of a PEFT folder; empty if they do not say it.
+
+    ``weights`` are those that the adapters are for, where they lie elsewhere.
+    """
     try:
         facts, state = adapter_facts((folder,), None), within_part(parse_peft(tensors))
-        return {adapter.path: facts.scale(adapter.path, adapter_rank(adapter, state.tensors, facts)) for adapter in state.adapters}
+        return scales_of(state, facts, weights if weights is not None else state.tensors)
     except CkptError:
         return {}

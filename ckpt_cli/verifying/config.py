@@ -37,7 +37,7 @@ from ckpt_cli.hub.classes.fit import (
 )
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
-from ckpt_cli.hub.classes.prefixes import common_prefix
+from ckpt_cli.hub.classes.prefixes import common_prefix, compared_within
 from ckpt_cli.hub.config import Config, is_quantised, not_loaded
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
@@ -178,12 +178,12 @@ def _dtype(config: Config, tensors: Mapping[str, Tensor], kind: KnownClass | str
 def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[Finding]]:
     """Differences to the tensors of the model class, under those of its names that fit best: of the hub, as in memory, or older ones."""
     change = common_prefix(kind, shapes)
-    if change.removed and change.removed != f"{kind.known.prefix}.":
+    if change.removed and change.removed != f"{kind.known.prefix}." and not kind.own:
         fit = compared({change.of(name): shape for name, shape in shapes.items()}, kind)
         which = "every name begins" if change.whole else f"{len(change.names)} of {len(shapes)} names begin"
         whole = f"without it {fit.fitting} of {fit.expected or len(shapes)} fit {printable(kind.kind)}"
         return fit, [finding("prefixed-names", f"{which} with {change.removed}, which the class does not have; {whole}")]
-    fit = compared(shapes, kind)
+    fit = compared_within(shapes, kind)
     if fit.is_foreign:
         return fit, [finding("unknown-names", f"none of {len(shapes)} names is one of {printable(kind.kind)} ({kind.origin})")]
     found = []

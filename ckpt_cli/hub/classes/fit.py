@@ -33,6 +33,7 @@ from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import few, printable
 
 FitNaming = Literal["hub", "native", "older"]
+ALL_NAMINGS: tuple[FitNaming, ...] = ("hub", "native", "older")
 
 TRL = "pretrained_model."
 """What TRL's models with a value head put in front of the names of the model inside."""
@@ -105,7 +106,7 @@ class Fit:
 
     Names are those of the class; the file's own differ by a prefix, ending in a dot, if one of these is not empty: ``wrapper`` is
     the prefix that a wrapper (TRL's) adds to the model's names, ``doubles`` the base model's prefix if it is there twice,
-    ``lacks`` that prefix if the file has none.
+    ``lacks`` that prefix if the file has none. With a module of the user's own class that is the model (``within``), they are the file's.
     """
 
     kind: str
@@ -129,6 +130,7 @@ class Fit:
     misread: tuple[str, ...] = ()
     own: str = ""
     replaced: Mapping[str, Shape] = field(default_factory=dict)
+    within: str = ""
 
     @property
     def computing(self) -> dict[str, Shape]:
@@ -200,7 +202,7 @@ def value_heads(names: Iterable[str]) -> list[str]:
     return [name for name in names if VALUE_HEAD.fullmatch(name)]
 
 
-def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ("hub", "native", "older")) -> Fit:
+def compared(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ALL_NAMINGS) -> Fit:
     """Differences to the tensors of a class, under those of the ``namings`` that fit best.
 
     TRL's prefix is ignored, and its value head has no place in the class.
@@ -385,4 +387,5 @@ def claim(fit: Fit) -> str:
         absent = usual_but_absent(fit)
         more = f", which usually has {few(absent, 3)} too" if absent and fit.fitting else ""
         return f"{whose}: {known}{more}{own_text(fit.own, fit.kind)}; neither shapes nor counts were compared: {fit.unknown}"
+    whose += f", behind {printable(fit.within)}" if fit.within else ""
     return f"{whose}: {fit.fitting} of {fit.expected} tensors of {kind} ({fit.origin}){others}{own_text(fit.own, fit.kind)}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.fit import TRL, KnownClass, value_heads
+from ckpt_cli.hub.classes.fit import ALL_NAMINGS, TRL, Fit, FitNaming, KnownClass, compared, value_heads
 from ckpt_cli.names import printable
 
 MAX_PARTS = 6
@@ -69,6 +69,31 @@ def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> PrefixChange
     if not best and kind.known.prefix:
         return _lacking(kind, shapes, f"{kind.known.prefix}.")
     return UNCHANGED
+
+
+def compared_within(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ALL_NAMINGS) -> Fit:
+    """As `compared`; a class of the user's own may have the model as a module, whose name is in front of the names then."""
+    change = common_prefix(kind, shapes) if kind.own else UNCHANGED
+    if not change.removed or change.removed == f"{kind.known.prefix}.":
+        return compared(shapes, kind, namings)
+    start = change.removed
+    fit = compared({change.of(name): shape for name, shape in shapes.items()}, kind, namings)
+    return replace(
+        fit,
+        within=start,
+        missing={start + name: shape for name, shape in fit.missing.items()},
+        optional={start + name: shape for name, shape in fit.optional.items()},
+        replaced={start + name: shape for name, shape in fit.replaced.items()},
+        reshaped={start + name: pair for name, pair in fit.reshaped.items()},
+        stand_ins={start + name: start + owner for name, owner in fit.stand_ins.items()},
+        tied={start + name: start + owner for name, owner in fit.tied.items()},
+        cut=tuple(start + name for name in fit.cut),
+        misread=tuple(start + name for name in fit.misread),
+        surplus=tuple(start + name for name in fit.surplus),
+        extra=tuple(name if name in shapes else start + name for name in fit.extra),
+        doubles="",
+        lacks="",
+    )
 
 
 def _lacking(kind: KnownClass, shapes: Mapping[str, Shape], added: str) -> PrefixChange:

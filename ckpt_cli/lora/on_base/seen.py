@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.absent.own_class import comparable
+from ckpt_cli.hub.classes.absent.own_class import with_class
 from ckpt_cli.hub.classes.expected_tensors import expected_tensors
 from ckpt_cli.hub.classes.in_memory.inner import InnerModel
 from ckpt_cli.hub.classes.in_memory.joined import joined_tensors
@@ -56,7 +56,7 @@ def as_in_memory(tensors: Mapping[str, Tensor], config: Config, adapters: Iterab
     ``settings`` are those of adapter_config.json. Names of adapters may begin with what a trainer calls the model. Raises Undecidable if
     the adapters may be for one part of the model as well as for another.
     """
-    config = comparable(config, tensors)
+    config = with_class(config, tensors)
     rules = rules_for(config)
     if rules is None:
         return SeenBase(dict(tensors), config)

@@ -6,12 +6,12 @@ transformers has no class of its name, and what loads it (the Auto classes) goes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.expected_tensors import Expected, Unbuildable, expected_tensors
-from ckpt_cli.hub.classes.known_names import likeliest_class, types_of
+from ckpt_cli.hub.classes.known_names import fitting_class, likeliest_class, types_of
 from ckpt_cli.hub.config import Config, architecture
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ def comparable(config: Config, names: Iterable[str] = ()) -> Config:
     if likely is None or isinstance(expected_tensors(config), (Expected, Unbuildable)):  # it has it, and no Auto class does
         return config
     return {**config, "architectures": [likely]}
+
+
+def with_class(config: Config, names: Collection[str]) -> Config:
+    """The config with the class that tensors of these ``names`` are compared with, also where it names none; unchanged without any."""
+    if not config or architecture(config) is not None or config.get("auto_map"):
+        return comparable(config, names)
+    chosen = fitting_class(config, names)
+    return {**config, "architectures": [chosen]} if chosen is not None else config
 
 
 def replaced(fit: Fit, shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:

@@ -18,6 +18,12 @@ def not_there(own: str, kind: str) -> str:
     return f"{printable(own)} is no class of transformers, and no tensor has a name of {printable(kind)}"
 
 
+def prefix_text(own: str, kind: str, prefix: str) -> str:
+    """What is said of names without what all of them begin with, which a wrapper or the user's own class may have put there."""
+    text = f"{printable(prefix)} was removed from the names, which are those of {printable(kind)} then: if {printable(own)} has"
+    return f"{text} a module of that name, --names native keeps it"
+
+
 def replaced_text(own: str, kind: str, names: Sequence[str]) -> str:
     """What is said of tensors of the class that the user's own may have others for."""
     many = "is not there" if len(names) == 1 else "are not there"

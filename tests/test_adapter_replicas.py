@@ -24,14 +24,20 @@ def adapter(shift: float = 0) -> dict[str, torch.Tensor]:
 
 
 def whole(shift: float = 0, base: float = 0) -> dict[str, torch.Tensor]:
-    return {f"{LAYER}.base_layer.weight": torch.full((4, 6), float(base)), "base_model.model.lm_head.weight": torch.ones(5, 6), **adapter(shift)}
+    return {
+        f"{LAYER}.base_layer.weight": torch.full((4, 6), float(base)),
+        "base_model.model.lm_head.weight": torch.ones(5, 6),
+        **adapter(shift),
+    }
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     folder = tmp_path / "base"
     folder.mkdir()
-    save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 6), "lm_head.weight": torch.ones(5, 6)}, folder / "model.safetensors")
+    save_file(
+        {"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 6), "lm_head.weight": torch.ones(5, 6)}, folder / "model.safetensors"
+    )
     return folder
 
 

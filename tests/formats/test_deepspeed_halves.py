@@ -74,3 +74,13 @@ class TestWeightsOfStage0:
             content["optimizer"]["fp32_groups"][-1].pop()
             content["optimizer"]["optimizer_state_dict"]["param_groups"][-1]["params"].pop()
         assert "deepspeed_experts." in refused(run, Inconsistent, "others of its layer")
+
+
+@pytest.mark.parametrize("slot", ["exp_avg", "step"])
+def test_a_stage_whose_optimizer_keeps_less_is_refused(copy: Copy, slot: str) -> None:
+    run = copy("deepspeed", "pipe-z1-bf16-pp2", "run")
+    name = "bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt"
+    with changed(run / "global_step3" / name) as content:
+        del content["optimizer_state_dict"]["base_optimizer_state"]["state"][0][slot]
+    with pytest.raises(Inconsistent, match=f"keeps {slot} of group 0 in model parallel rank 0, and not in rank 1"):
+        ckpt_cli.extract_state(run, run.parent / "out", optimizer=True)

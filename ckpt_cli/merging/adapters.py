@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
+from ckpt_cli.drafting.steps import copies_compared
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.formats.safetensors.names import ADAPTER
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
@@ -60,7 +61,7 @@ def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) ->
     adapter = exported_adapter(component, folder, options.lora_alpha, reference)
     renamed = sum(component.component.tensors.get(name) is not tensor for name, tensor in adapter.tensors.items())
     selection = Selection(dict(adapter.tensors), {}, renamed, (), (), {}, PEFT, "native")
-    notes = adapter.notes
+    notes = (*adapter.notes, *copies_compared(adapter.tensors.values(), setting))
     if base is not None:
         notes = (*notes, *trained_on_notes(adapter_facts(component.homes, options.lora_alpha).config, base))
     if options.lora is None:

@@ -13,7 +13,7 @@ from ckpt_cli.discover.nodes.also import more_folders
 from ckpt_cli.discover.open import Opened, OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
-from ckpt_cli.drafting.steps import finished
+from ckpt_cli.drafting.steps import copies_compared, finished
 from ckpt_cli.errors import UsageError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
@@ -214,7 +214,10 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
         chosen, lora, more = with_adapters_fused(
             component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"), allow_overflow=options.allow_overflow
         )
-        notes = (*notes, *more)
+        # What is computed of tensors has no replicas any more.
+        kept = {id(tensor) for tensor in chosen.tensors.values()}
+        computed = [tensor for tensor in component.component.tensors.values() if id(tensor) not in kept]
+        notes = (*notes, *more, *copies_compared(computed, setting))
     config, live, lacking = component.assets.config, component.live, component.lacking
     selection = select_tensors(chosen, config, options, setting.rules, adapters=keep, live=live, lacking=lacking)
     return Draft((component,), component.assets, chosen.tensors, selection, (*notes, *selection.notes), fused=fused, lora=lora)

@@ -18,6 +18,7 @@ class Leaf:
     """An entry of a state dict that is not a tensor; never interpreted, only shown.
 
     ``holds_data``: it is more than a setting; ``is_number``: a number of Python, which may be either. ``file`` is where it is, if known.
+    ``stands_for_a_parameter``: it has the name of a module's weight or bias, and is None, a number or a list.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Leaf:
     holds_data: bool = False
     is_number: bool = False
     file: Path | None = field(default=None, compare=False)
+    stands_for_a_parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True)

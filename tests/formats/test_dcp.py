@@ -810,7 +810,7 @@ class TestGroups:
         def collide(metadata: Metadata) -> None:
             metadata.planner_data["model.b"] = ("model", "a")
 
-        assert refused(patch(folder, collide), Inconsistent).tensor == "a"
+        assert refused(patch(folder, collide), Inconsistent).tensor == "model.b"
 
     @pytest.mark.parametrize("where", ["model", "elsewhere"])
     def test_a_model_is_never_hidden_by_another(self, tmp_path: Path, where: str) -> None:

@@ -14,8 +14,9 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, FileSource
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored_entry, tile
+from ckpt_cli.formats.dcp.agreement import MIXED
 from ckpt_cli.formats.dcp.later import LaterItem
-from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, Stored
+from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, Stored, read_catalog
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, leaf_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Leaf
@@ -138,6 +139,8 @@ class ItemReader:
             tensor = item.tensor(item.root)
             if tensor is None:
                 raise CorruptFile("an item holds no tensor")
+            if names := read_catalog(self._roots, self._files).shared.get(stored):
+                raise Inconsistent(f"{' and '.join(names)} are said to be the same bytes of {stored.file}", tensor=entry.name, hint=MIXED)
             return tensor
 
     def holds_tensors(self, stored: Stored) -> bool:

@@ -21,6 +21,7 @@ from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.files.pickle_reader import load_pickle
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import dimensions
+from ckpt_cli.formats.dcp.agreement import Prefixes, lost_names, planned, shared_places
 
 MAX_METADATA = 1 << 30
 METADATA = ".metadata"
@@ -88,6 +89,12 @@ class Catalog:
 
     logical: Mapping[str, Shape] = field(default_factory=dict)
     """The shapes of tensors that Megatron stored in another one: blocks of a grid, each flattened (``mcore_data``)."""
+
+    lost: tuple[str, ...] = ()
+    """Names of tensors that have no entry, although the planner or the places of bytes list them."""
+
+    shared: Mapping[Stored, tuple[str, str]] = field(default_factory=dict)
+    """Places at which two tensors are said to be, with the names of both."""
 
     @property
     def files(self) -> list[str]:
@@ -179,6 +186,8 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
     ordered = True
     origins: dict[str, None] = {}
     logical: dict[str, Shape] = {}
+    plans: dict[object, None] = {}
+    stored: dict[object, None] = {}
     listed = metadata_files(folders, files)
     _check_ranks(listed, folders)
     for path in listed:
@@ -192,7 +201,10 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
                 origins[origin] = None
             logical |= _logical(fields.get("mcore_data"))
             places = _places(fields.get("storage_data"))
-            paths = as_dict(fields.get("planner_data")) or {}
+            paths = planned(as_dict(fields.get("planner_data")) or {})
+            prefixes = Prefixes(paths.values())
+            plans |= dict.fromkeys(paths)
+            stored |= dict.fromkeys(name for name, offset in places if offset is not None)
             entries = as_dict(fields.get("state_dict_metadata")) or {}
             ordered &= entries.keys() <= paths.keys()
             # The planner lists the keys as the state dict does; the entries come in the order of ranks and their loads.
@@ -200,7 +212,7 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
                 entry = entries[name]
                 if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.target, Global):
                     raise CorruptFile("an entry of the metadata is invalid")
-                keys = _keys(name, paths.get(name))
+                keys = paths.get(name) or prefixes.keys(name)
                 nested = tuple(str(key) for key in keys)
                 with reading(path, tensor=name):
                     if entry.target.name == "TensorStorageMetadata":
@@ -212,7 +224,9 @@ def _read_catalog(folders: Sequence[Path], files: Files) -> Catalog:
                         objects[name] = CatalogObject(nested, places.get((name, None)) or (known.stored if known else None), keys)
                     else:
                         raise CorruptFile(f"an entry is {entry.target}, neither a tensor nor an object")
-    return Catalog(tensors, objects, writer, ordered, tuple(origins), logical)
+    endings = {name.rpartition(".")[2] for name in tensors}
+    lost = lost_names(plans, stored, tensors.keys() | objects.keys(), endings)
+    return Catalog(tensors, objects, writer, ordered, tuple(origins), logical, tuple(lost), shared_places(tensors.values()))
 
 
 def _logical(mcore_data: object) -> dict[str, Shape]:
@@ -289,13 +303,6 @@ def _dtype(properties: object) -> Dtype:
     if dtype.name not in BY_TORCH:
         raise Unsupported(f"dtype {dtype} is not known")
     return BY_TORCH[dtype.name]
-
-
-def _keys(name: str, planned: object) -> tuple[str | int, ...]:
-    """The nested keys of an entry (numbers count in lists); without planner data the name itself is the only key."""
-    if isinstance(planned, (tuple, list)) and planned and all(isinstance(part, (str, int)) for part in planned):
-        return tuple(planned)
-    return (name,)
 
 
 def _origin(fields: Mapping[str, Any]) -> str | None:

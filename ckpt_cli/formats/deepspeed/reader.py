@@ -123,7 +123,7 @@ class DeepSpeed(Format):
             files=tuple(Path(source.path) for source in sources),
             world_size=ranks,
             leaves=save.first.leaves,
-            notes=(*_kind(save), *notes, *left_out_notes(save.first.leaves), *steps_of_optimizer(save), *age_notes(sources)),
+            notes=(*_kind(save), *notes, *left_out_notes(save.first.leaves, tensors), *steps_of_optimizer(save), *age_notes(sources)),
             writer=save.writer,
             ordered=not save.experts,
             step=save.first.number("global_steps"),

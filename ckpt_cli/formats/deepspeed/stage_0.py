@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.errors import CorruptFile, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.base import WEIGHTS_16
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import bytes_of, tensor_of
 from ckpt_cli.formats.deepspeed.model_states import check_stem
@@ -24,7 +25,7 @@ from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, expert_counts
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.weights import stored_weights
 from ckpt_cli.formats.optimizer_state import Group, NamedState
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.plain_values import ValueReader
@@ -94,6 +95,7 @@ def read_masters(save: Save, files: Files) -> Masters:
             continue
         with reading(path):
             masters = _masters(file, groups)
+            _check_counts(masters, as_dict(entries.get("optimizer_state_dict")) or entries)
             own = _of_block(stored, blocks.get(path, 0), _expert_sizes(optimizers) or {max(blocks.values(), default=0) + 1})
             names = _in_order(masters, own) or _by_values(masters, own, found)
             for (group, position), name in names.items():
@@ -106,12 +108,34 @@ def read_masters(save: Save, files: Files) -> Masters:
 def _check_experts(stored: Mapping[str, Tensor], found: Masters, save: Save, ranks: int | None) -> None:
     """Every rank of experts has an optimizer of its own: where all are there, experts without fp32 weights are frozen."""
     lacking = [name for name in stored if EXPERT_NAME.fullmatch(name) and name not in found.tensors and name not in found.doubtful]
+    held = {_in_all_experts(name) for name in found.tensors}
+    partly = next((name for name in lacking if _in_all_experts(name) in held), None)
     there = save.names.expert_optimizer
     missing = next(rank for rank in range(len(there) + 1) if rank not in there)
     if lacking and found.tensors and (ranks is None or missing < ranks):
         wanted = save.root / f"expp_rank_{missing}_mp_rank_00_optim_states.pt"
         text = "the optimizer of the rank that holds this expert is missing, and its fp32 weights with it"
         raise MissingShard(text, path=save.root, tensor=lacking[0], expected=str(wanted))
+    if partly is not None:
+        text = "no optimizer holds fp32 weights of this expert, and those of others of its layer are there"
+        raise Inconsistent(text, path=save.root, tensor=partly, hint=f"--type {WEIGHTS_16} takes those of the module")
+
+
+def _in_all_experts(name: str) -> tuple[str, str] | None:
+    """What the names of one parameter have in common in all experts of a layer; None for a parameter of no expert."""
+    fields = EXPERT_NAME.fullmatch(name)
+    return None if fields is None else (fields["before"], fields["after"])
+
+
+def _check_counts(masters: Sequence[Sequence[Tensor]], optimizer: Mapping[Any, Any]) -> None:
+    """Raise CorruptFile if the optimizer has another number of parameters in a group than there are fp32 weights."""
+    listed = optimizer.get("param_groups")
+    groups = [as_dict(group) or {} for group in listed] if isinstance(listed, (list, tuple)) else []
+    for held, group in zip(masters, groups, strict=False):
+        numbers = group.get("params")
+        if isinstance(numbers, (list, tuple)) and len(numbers) != len(held):
+            text = f"a group of the optimizer has {plural(len(numbers), 'parameter')}, and {plural(len(held), 'fp32 weight')}"
+            raise CorruptFile(text, expected="as many of both", hint=f"--type {WEIGHTS_16} takes the weights of the module")
 
 
 def _masters(file: TorchFile, groups: object) -> list[list[Tensor]]:

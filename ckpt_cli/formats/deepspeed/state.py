@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpt_cli.errors import Gap, Unsupported, reading
+from ckpt_cli.errors import Gap, Inconsistent, Unsupported, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import MODULE, WEIGHTS, ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
+from ckpt_cli.formats.deepspeed.partitions import MIXED
 from ckpt_cli.formats.deepspeed.save import Save
 from ckpt_cli.formats.deepspeed.stage_0 import stage_0_optimizer
 from ckpt_cli.formats.deepspeed.universal import universal_optimizer
@@ -119,6 +120,7 @@ def named_optimizer(save: Save, files: Files) -> NamedState | None:
         raise Unsupported(text, path=next(iter(save.optimizers.values()))[0].path, hint="leave out --optimizer")
     if not save.is_stage_3:
         check_agreement(slot_tensors(save), stored_weights(save), save)
+    _check_slots(save)
     slots = dict.fromkeys(slot for held in save.groups.values() for group in held for p in group.parameters for slot in p.ranges)
     tensors: dict[tuple[str, str], Tensor] = {}
     for slot in slots:
@@ -139,6 +141,23 @@ def named_optimizer(save: Save, files: Files) -> NamedState | None:
                 for slot, value in parameter.values.items():
                     values.setdefault((parameter.name, slot), value)
     return NamedState(tensors, values, groups)
+
+
+def _check_slots(save: Save) -> None:
+    """Raise Inconsistent if the optimizer keeps less of a group in one stage or rank of the model than in another.
+
+    Those of one stage are compared where they are read. A group that was never trained has no state.
+    """
+    first: dict[int, tuple[int, set[str]]] = {}
+    for mp, held in save.groups.items():
+        for index, group in enumerate(held):
+            kept = {slot for p in group.parameters[:1] for slot in (*p.ranges, *p.scalars, *p.values)} - {FP32}
+            other, theirs = first.setdefault(index, (mp, kept)) if kept else (mp, kept)
+            if kept != theirs:
+                lacks, has = (mp, other) if theirs - kept else (other, mp)
+                path, slots = save.optimizers[lacks][0].path, few(sorted(kept ^ theirs))
+                text = f"the optimizer keeps {slots} of group {index} in model parallel rank {has}, and not in rank {lacks}"
+                raise Inconsistent(text, path=path, expected="one optimizer for all parts of the model", hint=MIXED)
 
 
 def steps_of_optimizer(save: Save) -> list[Note]:

@@ -98,6 +98,8 @@ def fp32_weights(save: Save, masters: Mapping[str, Tensor]) -> dict[str, Tensor]
             hint = "merge the save that it was made from, or copy its layer_NN-model_states.pt into this folder"
         raise MissingShard(text, path=save.root, tensor=lost, expected="layer_NN-model_states.pt of the original save", hint=hint)
     check_agreement(masters, stored, save)
+    if not save.is_stage_3:
+        _check_frozen(stored, save)
     return tensors
 
 
@@ -122,6 +124,31 @@ def check_named(stored: Mapping[str, Tensor], save: Save) -> None:
             wanted = f"layer_{int(number):02d}-model_states.pt" if save.is_pipeline and number.isdecimal() else None
             expected = str(save.root / wanted) if wanted else None
             raise MissingShard("the module lacks this tensor, which the save lists", path=save.root, tensor=name, expected=expected)
+
+
+def _check_frozen(stored: Mapping[str, Tensor], save: Save) -> None:
+    """That the module has the frozen parameters that stage 2 lists beside it, with their shapes and values.
+
+    Frozen experts are in files of their own, under other numbers.
+    """
+    for mp in save.models:
+        states = save.model_of(mp)
+        for name, shape in states.frozen.items():
+            if EXPERT_NAME.fullmatch(name) is not None:
+                continue
+            own, beside = (states.module or {}).get(name), states.fragments.get(name)
+            if own is None and (states.module is not None or name not in stored):
+                instead = next((f": {leaf.text} is in its place" for leaf in states.leaves if leaf.name == name), "")
+                raise MissingShard(f"the module lacks this frozen parameter, which the save lists{instead}", path=states.path, tensor=name)
+            if own is None:
+                continue  # in the file of a layer
+            if own.shape != shape:
+                text = f"the shape of this frozen parameter is {list(own.shape)} in the module, {list(shape)} in the list of them"
+                raise Inconsistent(text, path=states.path, tensor=name, hint=MIXED)
+            held, listed = tensor_of(name, own), None if beside is None or beside.shape != shape else tensor_of(name, beside)
+            if listed is not None and bytes_of(listed) != bytes_of(held) and not agrees(listed, held):
+                text = "this frozen parameter has other values in the module than in the list of them"
+                raise Inconsistent(text, path=states.path, tensor=name, hint=MIXED)
 
 
 def frozen_notes(tensors: Mapping[str, Tensor], save: Save) -> list[Note]:

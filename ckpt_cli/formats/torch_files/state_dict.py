@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ NUMPY_VALUES = (
 
 REFERENCES = frozenset({"TensorReference", "_InternalTensorReference"})
 """What torch_xla's xser and neuronx-distributed put in the place of a tensor."""
+
+PARAMETER = re.compile(r".+\.(weight|bias)")
+"""How the names of most parameters end."""
 
 FLAT_PARAMETER = re.compile(r"(.*\.)?(_?flat_param(_[0-9]+)?|.*_flat_param)")
 """What FSDP and fairscale call a module's parameters in one vector."""
@@ -88,7 +91,9 @@ def _refuse_references(entries: Mapping[Any, Any], path: Path) -> None:
 
 def leaf_of(name: str, node: object) -> Leaf:
     """An entry that is no tensor and holds none."""
-    return Leaf(name, describe(node), is_data(node), isinstance(node, (int, float, complex)) and not isinstance(node, bool))
+    number = isinstance(node, (int, float, complex)) and not isinstance(node, bool)
+    parameter = (node is None or number or isinstance(node, (list, tuple))) and PARAMETER.fullmatch(name) is not None
+    return Leaf(name, describe(node), is_data(node), number, stands_for_a_parameter=parameter)
 
 
 def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:
@@ -148,12 +153,20 @@ def _unknown_tensor(node: object) -> str | None:
     return str(target) if named else None
 
 
-def left_out_notes(leaves: Iterable[Leaf]) -> tuple[Note, ...]:
-    """What is said of entries that are no tensors and so are not written: a warning for data, a note for plain numbers."""
+def left_out_notes(leaves: Iterable[Leaf], written: Container[str] = ()) -> tuple[Note, ...]:
+    """What is said of entries that are no tensors and so are not written: a warning for data, a note for plain numbers.
+
+    Where a parameter's tensor is expected, by the name, anything else is a warning, unless it is ``written`` from elsewhere.
+    """
     leaves = list(leaves)
+    instead = {leaf.name: leaf.text for leaf in leaves if leaf.stands_for_a_parameter and leaf.name not in written}
+    leaves = [leaf for leaf in leaves if leaf.name not in instead]
     data = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.holds_data))
     numbers = list(dict.fromkeys(leaf.name for leaf in leaves if leaf.is_number))
     notes = []
+    if instead:
+        told = few([f"{name} ({text})" for name, text in instead.items()], 3)
+        notes.append(Note("warning", "left-out", f"{told}: no tensor where the name is that of a parameter; not written"))
     if data:
         notes.append(Note("warning", "left-out", f"{few(data)}: numpy values or bytes, not torch tensors, are not written"))
     if numbers:

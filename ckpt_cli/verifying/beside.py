@@ -27,7 +27,7 @@ from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.custom_code import missing_code
+from ckpt_cli.hub.custom_code import lacking_names, missing_code
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
@@ -104,9 +104,11 @@ def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
     """Code that configs or other code name, and that is not there. What cannot be read is found by other checks."""
     with contextlib.suppress(CkptError):
         modules = {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
-        if code := missing_code(modules, json_of(files.values(), Seen())):
+        configs = json_of(files.values(), Seen())
+        for code, where in ((missing_code(modules, configs), "there"), (lacking_names(modules, configs), "in the file")):
             verb = "is" if len(code) == 1 else "are"
-            yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not there", file=CONFIG)
+            if code:
+                yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not {where}", file=CONFIG)
 
 
 def _any(kinds: list[str]) -> str:

@@ -11,13 +11,14 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.files.source import Files, read_small
+from ckpt_cli.files.source import Files
 from ckpt_cli.hub.assets import CONFIG, Assets, find_assets
 from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.processors import PREPROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.contents.side_files import TEMPLATE, differing, has_template, is_needed_whole, processors_of
+from ckpt_cli.hub.contents.side_files import TEMPLATE, differing, has_template, is_needed_whole, other_code, processors_of
+from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.settings import differences, settings_text
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.names import few
@@ -56,6 +57,9 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
         yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=TOKENIZER)
     with contextlib.suppress(CkptError):
         assets = find_assets((folder,))
+        if tokenizer is None or assets.tokenizer is None:
+            if (other := contradicting(assets.files, source.files)) is not None:
+                yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=other)
         for name, what in _lost(assets, source):
             yield finding("other-side-file", f"the source has {what}, which {'are' if what == SETTINGS else 'is'} not here", file=name)
         for name, keys in differing(assets, "it", source, "the source"):
@@ -64,9 +68,8 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
                 yield finding("other-side-file", f"it says otherwise than that of the source: {few(keys, 4)}", file=name)
             elif not name.endswith(".json") and has_template(source) and has_template(assets):
                 yield finding("other-side-file", f"{name} of the source says otherwise{(keys and f': {few(keys, 4)}') or ''}")
-        for name in (name for name in sorted(assets.files.keys() & source.files.keys()) if name.endswith(".py")):
-            if read_small(assets.files[name]).split() != read_small(source.files[name]).split():
-                yield finding("other-side-file", "the source has other code", file=name)
+        for name in other_code(assets.files, source.files):
+            yield finding("other-side-file", "the source has other code", file=name)
 
 
 def _lost(assets: Assets, source: Assets) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from ckpt_cli.hub.beside.model_config import DOUBTFUL
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import tokenizer_of
-from ckpt_cli.hub.custom_code import missing_code
+from ckpt_cli.hub.custom_code import lacking_names, missing_code
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
@@ -50,9 +50,12 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
         notes.append(Note("warning", "tokenizer-of-base", text))
     notes += assets.choices
     modules = {name.removesuffix(".py"): path for name, path in assets.files.items() if name.endswith(".py")}
-    code = missing_code(modules, json_of(assets.files.values(), Seen()))
-    if code:
+    configs = json_of(assets.files.values(), Seen())
+    if code := missing_code(modules, configs):
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
+        notes.append(Note("warning", "lacks-code", text))
+    if names := lacking_names(modules, configs):
+        text = f"{few(names)}, which auto_map or another module names, is not in the file: it was cut off, or is another one"
         notes.append(Note("warning", "lacks-code", text))
     parts = parts_elsewhere(assets)
     if parts and not _is_same(assets.files[MODULES].parent, output):

@@ -169,7 +169,7 @@ class Job:
 
 
 def _unlike_manifests(draft: Draft, base: Base | None, side_files: SideFiles) -> list[Note]:
-    """Warnings about files that the manifests of a draft's sources and of its base list, and that no folder has any more, or has changed."""
+    """Warnings about files that the manifests of a draft's sources and base list, and that are not there any more, or changed."""
     files, written = draft.assets.files, {*side_files, *draft.assets.lost.files}
     notes = [note for source in draft.sources for note in lost_side_notes(source.component.root, source.made, written)]
     notes += [note for source in draft.sources for note in changed_side_notes(source.component.root, source.made, files.values())]

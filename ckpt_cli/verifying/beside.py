@@ -17,8 +17,8 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.zip_archive import ZipMap
-from ckpt_cli.hub.assets import CONFIG, files_of
-from ckpt_cli.hub.beside.lacking import partial_text
+from ckpt_cli.hub.assets import CONFIG, MODULES, files_of
+from ckpt_cli.hub.beside.lacking import partial_text, parts_gone, parts_of
 from ckpt_cli.hub.beside.listed import Seen, json_of
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
@@ -56,6 +56,7 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
     yield from _incomplete(assets)
     yield from _without_named(files)
     yield from _without_code(files)
+    yield from _without_parts(folder)
     for name, paths in near_names(files_in(folder, is_near_some), files, files).items():
         yield from (finding("near-name", f"no loader reads it under this name, and there is no {name}", file=path.name) for path in paths)
 
@@ -109,6 +110,16 @@ def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
             verb = "is" if len(code) == 1 else "are"
             if code:
                 yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not {where}", file=CONFIG)
+
+
+def _without_parts(folder: Path) -> Iterator[Finding]:
+    """Folders of a model of sentence-transformers that are not there, or hold a damaged config."""
+    if not is_file(folder / MODULES):
+        return
+    if gone := parts_gone(folder / MODULES):
+        yield finding("lacks-part", f"{few(gone)}, which it names, {'is' if len(gone) == 1 else 'are'} not there", file=MODULES)
+    configs = {f"{part}/{CONFIG}": folder / part / CONFIG for part in parts_of(folder / MODULES) if stays_inside(part)}
+    yield from damaged_files({name: path for name, path in configs.items() if is_file(path)})
 
 
 def _any(kinds: list[str]) -> str:

@@ -57,9 +57,10 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
         yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=TOKENIZER)
     with contextlib.suppress(CkptError):
         assets = find_assets((folder,))
-        if tokenizer is None or assets.tokenizer is None:
-            if (other := contradicting(assets.files, source.files)) is not None:
-                yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=other)
+        # Where both have a tokenizer.json, that counts, and what older files say does not.
+        other = contradicting(assets.files, source.files) if None in (tokenizer, assets.tokenizer) else None
+        if other is not None:
+            yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=other)
         for name, what in _lost(assets, source):
             yield finding("other-side-file", f"the source has {what}, which {'are' if what == SETTINGS else 'is'} not here", file=name)
         for name, keys in differing(assets, "it", source, "the source"):

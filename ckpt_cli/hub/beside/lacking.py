@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_cli import shell
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.folders import Folders, is_folder, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, MODULES, Assets, Lost
@@ -26,6 +26,9 @@ from ckpt_cli.tensors.component import Note
 
 PACKED, COMPONENTS = "MLmodel", "components"
 """What MLflow describes a model in, and the folder of all but its weights and config."""
+
+EMPTY = "Normalize"
+"""The part of sentence-transformers that has no files: repositories of the hub do not keep its folder."""
 
 
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
@@ -58,9 +61,10 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
         text = f"{few(names)}, which auto_map or another module names, is not in the file: it was cut off, or is another one"
         notes.append(Note("warning", "lacks-code", text))
     parts = parts_elsewhere(assets)
-    if parts and not _is_same(assets.files[MODULES].parent, output):
-        text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
-        notes.append(Note("warning", "lacks-part", text))
+    if parts and not _is_same(home := assets.files[MODULES].parent, output):
+        gone = parts_gone(assets.files[MODULES])
+        cure = f"{few(gone)} {'is' if len(gone) == 1 else 'are'} not in {home} either" if gone else f"copy them from {home}"
+        notes.append(Note("warning", "lacks-part", f"{MODULES} names {few(parts)}, folders that are not written: {cure}"))
     return notes
 
 
@@ -164,10 +168,21 @@ def _broken_text(path: Path) -> str:
 
 def parts_elsewhere(assets: Assets) -> list[str]:
     """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
+    return [printable(part) for part in parts_of(assets.files[MODULES])] if MODULES in assets.files else []
+
+
+def parts_gone(modules: Path) -> list[str]:
+    """The folders that a modules.json names, that are not beside it, and without which the model does not load."""
+    parts = parts_of(modules)
+    needed = (part for part, kind in parts.items() if not kind.endswith(EMPTY) and stays_inside(part))
+    return [printable(part) for part in needed if not is_folder(modules.parent / part)]
+
+
+def parts_of(modules: Path) -> dict[str, str]:
+    """The folders that a modules.json names, each with the class of what is in it."""
     listed: Any = None
-    if MODULES in assets.files:
-        with contextlib.suppress(CkptError):
-            listed = parse_json(read_small(assets.files[MODULES]))
-    entries = listed if isinstance(listed, list) else []
-    paths = [entry["path"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("path"), str) and entry["path"]]
-    return [printable(path) for path in paths]
+    with contextlib.suppress(CkptError):
+        listed = parse_json(read_small(modules))
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    parts = [(entry.get("path"), entry.get("type")) for entry in entries]
+    return {path: str(kind) for path, kind in parts if isinstance(path, str) and path}

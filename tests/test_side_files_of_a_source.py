@@ -235,6 +235,17 @@ class TestWhatAnotherProgramWrote:
         (pair[1] / name).write_text(others)
         assert self.found(pair) == {name: "other-side-file: it gives other ids to tokens than that of the source"}
 
+    def test_and_joins_other_tokens_is_told(self, pair: tuple[Path, Path]) -> None:
+        for path, merges in zip(pair, ("#version: 0.2\na b\nab c\n", "a b\r\nab c"), strict=True):
+            (path / "tokenizer.json").unlink(missing_ok=True)
+            (path / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(("a", "b", "c", "ab", "abc"))}))
+            (path / "merges.txt").write_text(merges)
+        assert self.found(pair) == {}
+        (pair[1] / "merges.txt").write_text("a b\n")
+        assert self.found(pair) == {"merges.txt": "other-side-file: it joins other tokens than that of the source"}
+        averaged = ckpt_cli.average(list(pair), pair[0].parent / "mean").outputs[0].notes
+        assert "merges.txt" in {note.code: note.text for note in averaged}["side-files-differ"]
+
     def test_and_lacks_the_code_of_its_config_is_told_without_a_source(self, pair: tuple[Path, Path]) -> None:
         assert "lacks-code" not in {item.code for item in ckpt_cli.verify(pair[1]).findings}
         (pair[1] / "modeling_my.py").unlink()

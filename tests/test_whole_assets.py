@@ -242,6 +242,11 @@ class TestAStepThatLostFiles:
         detected = ckpt_cli.detect(step).checkpoint
         assert detected is not None
         assert "fewer-files" in {note.code for note in detected.notes}
+        for path, number in ((step, None), (run, lost)):
+            notes = {note.code: note for note in ckpt_cli.verify(path, step=number).notes}
+            assert notes["fewer-files"].level == "warning"
+            assert notes["fewer-files"].text == f"{text}{run / f'checkpoint-{other}'} into the step"
+        assert "fewer-files" not in {note.code for note in ckpt_cli.verify(run / f"checkpoint-{other}").notes}
 
     @pytest.mark.parametrize(("lost", "other"), [(200, 100), (100, 200)])
     def test_is_told_of_the_usual_template_beside_others(self, lost: int, other: int, tmp_path: Path) -> None:

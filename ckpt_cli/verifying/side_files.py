@@ -17,7 +17,7 @@ from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.processors import PREPROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.contents.side_files import TEMPLATE, differing, has_template, is_needed_whole, other_code, processors_of
+from ckpt_cli.hub.contents.side_files import MERGES, TEMPLATE, differing, has_template, is_needed_whole, other_code, processors_of
 from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.settings import differences, settings_text
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
@@ -64,8 +64,10 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
         for name, what in _lost(assets, source):
             yield finding("other-side-file", f"the source has {what}, which {'are' if what == SETTINGS else 'is'} not here", file=name)
         for name, keys in differing(assets, "it", source, "the source"):
+            if name in MERGES:
+                yield finding("other-side-file", "it joins other tokens than that of the source", file=name)
             # Classes of transformers build the steps of a tokenizer anew, and save these: only its ids are compared.
-            if name.endswith(".json") and name != TOKENIZER:
+            elif name.endswith(".json") and name != TOKENIZER:
                 yield finding("other-side-file", f"it says otherwise than that of the source: {few(keys, 4)}", file=name)
             elif not name.endswith(".json") and has_template(source) and has_template(assets):
                 yield finding("other-side-file", f"{name} of the source says otherwise{(keys and f': {few(keys, 4)}') or ''}")

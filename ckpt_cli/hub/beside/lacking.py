@@ -94,12 +94,12 @@ def aside_notes(assets: Assets) -> list[Note]:
     return [Note("info", "put-aside", text)]
 
 
-def lost_notes(assets: Assets) -> list[Note]:
-    """A warning about files that another step of the run has, and that neither this one nor its base has."""
+def lost_notes(assets: Assets, into: str = "the merged folder") -> list[Note]:
+    """A warning about files that another step of the run has, and that neither this one nor its base has; ``into`` needs them."""
     lost = sorted(assets.lost.files)
     if not lost:
         return []
-    text = f"the step lacks {few(lost, 5)}, which {assets.lost.step} has: {_copied(assets.lost, lost)}"
+    text = f"the step lacks {few(lost, 5)}, which {assets.lost.step} has: {_copied(assets.lost, lost, into)}"
     return [Note("warning", "fewer-files", text)]
 
 
@@ -144,8 +144,8 @@ def tokenizers_below(base: Path) -> list[Path]:
     return []
 
 
-def _copied(lost: Lost, what: Sequence[str]) -> str:
-    return f"copy {_them(what)} from {few(sorted({str(home_of(name, path)) for name, path in lost.files.items()}))} into the merged folder"
+def _copied(lost: Lost, what: Sequence[str], into: str = "the merged folder") -> str:
+    return f"copy {_them(what)} from {few(sorted({str(home_of(name, path)) for name, path in lost.files.items()}))} into {into}"
 
 
 def _them(what: Sequence[str]) -> str:

@@ -63,6 +63,8 @@ WHOLE = frozenset({"sentence_bert_config.json", "config_sentence_transformers.js
 """Files of which every entry counts: of sentence-transformers, and of policies for robots."""
 SCALES = (f"{ROBOT_FOLDER}/", f"{ROBOT_ASSETS}/")
 CODE = ".py"
+MERGES = frozenset({"merges.txt", "bpe.codes"})
+"""What a tokenizer joins, in which order, where no tokenizer.json says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def side_file_notes(sources: Sequence[tuple[str, Assets]], taken: Assets) -> lis
 
 
 def _prepares(name: str) -> bool:
-    return name in SETTINGS | NAMES | WHOLE or name.startswith(SCALES) or _is_template(name) or name.endswith(CODE)
+    return name in SETTINGS | NAMES | WHOLE | MERGES or name.startswith(SCALES) or _is_template(name) or name.endswith(CODE)
 
 
 def _digest(path: Path) -> bytes | None:
@@ -168,6 +170,9 @@ def _differing(each: _Prepared, newest: _Prepared) -> Iterator[tuple[str, Sequen
             keys = _other_entries(name, _content(each.files[name]), _content(newest.files[name]))
         if keys:
             yield name, keys
+    if each.assets.tokenizer is None or newest.assets.tokenizer is None:
+        both = sorted(MERGES & each.digests.keys() & newest.digests.keys())
+        yield from ((name, ()) for name in both if _lines(each.files[name]) != _lines(newest.files[name]))
     yield from _other_processors(each.files, newest.files)
     yield from _other_templates(each, newest)
 
@@ -212,6 +217,13 @@ def _other_steps(each: Assets, newest: Assets) -> list[str]:
     if mine.trouble is not None or others.trouble is not None:
         return []
     return sorted(key for key in mine.steps.keys() | others.steps.keys() if mine.steps.get(key) != others.steps.get(key))
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a table, whichever ends they have; a first one says by which version it was written."""
+    with contextlib.suppress(CkptError):
+        return [line for line in read_small(path).splitlines() if line.strip() and not line.startswith(b"#version")]
+    return []
 
 
 def _of_class(content: Settings) -> dict[str, Any]:

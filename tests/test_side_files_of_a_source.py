@@ -64,7 +64,7 @@ class TestAnotherConfig:
         assert result.exit_code == 1
 
     def test_of_an_output_of_another_program_is_an_error(self, hub: Path, tmp_path: Path) -> None:
-        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(rope_theta=1e6, eos_token_id=2))
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(rope_theta=1e6, eos_token_id=2), GENERATION)
         assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {
             "config.json": "other-settings: rope_theta is 1000000.0, in the source 10000.0"
         }
@@ -234,6 +234,14 @@ class TestWhatAnotherProgramWrote:
         assert self.found(pair) == {}
         (pair[1] / name).write_text(others)
         assert self.found(pair) == {name: "other-side-file: it gives other ids to tokens than that of the source"}
+
+    def test_and_lacks_where_texts_end_is_told(self, pair: tuple[Path, Path]) -> None:
+        for path in pair:
+            edit(path / "config.json", architectures=["MyForCausalLM"], eos_token_id=1)
+        for ends, lost in (([1, 3], "3"), (1, None)):
+            (pair[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+            text = f"other-side-file: the source has such a file, and without it texts do not end at {lost}"
+            assert self.found(pair) == ({"generation_config.json": text} if lost else {})
 
     def test_and_joins_other_tokens_is_told(self, pair: tuple[Path, Path]) -> None:
         for path, merges in zip(pair, ("#version: 0.2\na b\nab c\n", "a b\r\nab c"), strict=True):

@@ -261,6 +261,18 @@ class TestWhatAnotherProgramWrote:
         assert told["lacks-code"] == "modeling_my.py, which auto_map or another module names, is not there"
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"])
+def test_links_that_lead_nowhere_are_found_by_every_command(name: str, tmp_path: Path) -> None:
+    run = tiny.folder(tmp_path / "run", tiny.weights(1), tiny.classless())
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to("blobs/gone")
+    found = {item.file: item.message for item in ckpt_cli.verify(run).findings if item.code == "damaged-side-file"}
+    assert found == {name: f"{run / name} is a link to blobs/gone, which does not exist"}
+    told = " ".join(note.text for note in ckpt_cli.merge(run, tmp_path / "out").outputs[0].notes if note.code == "lacks-asset")
+    assert found[name] in told
+
+
 class TestACopyOfAnOutput:
     """that left files behind which its manifest lists."""
 

@@ -17,9 +17,9 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.zip_archive import ZipMap
-from ckpt_cli.hub.assets import CONFIG, MODULES, files_of
-from ckpt_cli.hub.beside.lacking import partial_text, parts_gone, parts_of
-from ckpt_cli.hub.beside.listed import Seen, json_of
+from ckpt_cli.hub.assets import CONFIG, MODULES
+from ckpt_cli.hub.beside.lacking import broken_text, partial_text, parts_gone, parts_of
+from ckpt_cli.hub.beside.listed import Seen, json_of, listed
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
 from ckpt_cli.hub.beside.near_names import is_near_some, near_names
@@ -49,7 +49,10 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
     named = (name for name in written if stays_inside(name) and NO_ASSETS.fullmatch(name) is None)
     files = {**assets, **{name: folder / name for name in named if is_file(folder / name)}}
     try:
-        files |= files_of(folder)
+        found = listed(folder, Seen(), everything=False)
+        files |= found.files
+        for path in found.broken:
+            yield finding("damaged-side-file", broken_text(path), file=path.relative_to(folder).as_posix())
     except CkptError as error:
         yield unread("damaged-side-file", error, Path(error.path or folder).name)
     yield from damaged_files(files)

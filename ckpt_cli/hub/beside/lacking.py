@@ -39,8 +39,8 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
     for path in (path for path in assets.broken if path not in told):
         instead = f": {assets.files[path.name]} was taken" if path.name in assets.files else ""
-        notes.append(Note("warning", "lacks-asset", f"{_broken_text(path)}{instead}"))
-    broken = "; ".join(map(_broken_text, told))
+        notes.append(Note("warning", "lacks-asset", f"{broken_text(path)}{instead}"))
+    broken = "; ".join(map(broken_text, told))
     if lacking:
         text = f"the output has no {' and no '.join(lacking)}: {broken or _cure(assets, base, lacking)}"
         notes.append(Note("warning", "lacks-asset", text))
@@ -162,7 +162,8 @@ def _is_same(one: Path, other: Path) -> bool:
     return absolute(one) == absolute(other)
 
 
-def _broken_text(path: Path) -> str:
+def broken_text(path: Path) -> str:
+    """What is said of a link that leads nowhere."""
     return f"{path} is a link to {os.readlink(path)}, which does not exist"
 
 

@@ -106,6 +106,16 @@ def undecoded(built: Tokenizer) -> None:
     built.decoder = decoders.ByteLevel()
 
 
+def test_other_code_is_told(tmp_path: Path) -> None:
+    paths = [tiny.folder(tmp_path / name, tiny.weights(1), tiny.classless(auto_map={"AutoModel": "modeling_my.My"})) for name in "ab"]
+    for path, code in zip(paths, ("class My: ...\n", "class My:  ...\r\n"), strict=True):
+        (path / "modeling_my.py").write_bytes(code.encode())
+    assert "side-files-differ" not in averaged(*paths)[0]
+    (paths[0] / "modeling_my.py").write_text("class My:\n    scale = 2\n")
+    text = averaged(*paths)[0]["side-files-differ"]
+    assert text == f"code of the model differs in {paths[0]} and {paths[1]}: modeling_my.py; that of {paths[1]} is taken"
+
+
 class TestWhatIsPreparedDifferently:
     @pytest.mark.parametrize(
         ("first", "second", "said"),

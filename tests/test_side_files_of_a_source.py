@@ -64,7 +64,7 @@ class TestAnotherConfig:
         assert result.exit_code == 1
 
     def test_of_an_output_of_another_program_is_an_error(self, hub: Path, tmp_path: Path) -> None:
-        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(rope_theta=1e6, eos_token_id=2))
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(rope_theta=1e6, eos_token_id=2), GENERATION)
         assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {
             "config.json": "other-settings: rope_theta is 1000000.0, in the source 10000.0"
         }
@@ -178,7 +178,7 @@ class TestWhatAnotherProgramWrote:
         paths = [tiny.folder(tmp_path / name, tiny.weights(1), tiny.classless(**CODE), more) for name in ("source", "other")]
         for path in paths:
             (path / "chat_template.jinja").write_text(TEMPLATE)
-            (path / "modeling_my.py").write_text("x = 1\n")
+            (path / "modeling_my.py").write_text("class My: ...\n")
         return paths[0], paths[1]
 
     def found(self, pair: tuple[Path, Path]) -> dict[str, str]:
@@ -194,7 +194,7 @@ class TestWhatAnotherProgramWrote:
         (other / "chat_template.jinja").unlink()
         edit(other / "tokenizer_config.json", chat_template=TEMPLATE)
         (other / "generation_config.json").write_text(json.dumps({"do_sample": True}))
-        (other / "modeling_my.py").write_bytes(b"x = 1\r\n")
+        (other / "modeling_my.py").write_bytes(b"class My: ...\r\n")
         (other / "README.md").write_text("what it is")
         assert self.found(pair) == {}
         assert self.found(pair[::-1]) == {}
@@ -226,11 +226,51 @@ class TestWhatAnotherProgramWrote:
             "tokenizer_config.json": "other-side-file: it says otherwise than that of the source: add_bos_token",
         }
 
+    @pytest.mark.parametrize(("name", "mine", "others"), [("vocab.txt", "a\nb\n", "b\na\n"), ("tokenizer.model", "YQ== 0\n", "Yg== 0\n")])
+    def test_and_has_another_vocabulary_is_told(self, name: str, mine: str, others: str, pair: tuple[Path, Path]) -> None:
+        for path in pair:
+            (path / "tokenizer.json").unlink(missing_ok=True)
+            (path / name).write_text(mine)
+        assert self.found(pair) == {}
+        (pair[1] / name).write_text(others)
+        assert self.found(pair) == {name: "other-side-file: it gives other ids to tokens than that of the source"}
+
+    def test_and_lacks_where_texts_end_is_told(self, pair: tuple[Path, Path]) -> None:
+        for path in pair:
+            edit(path / "config.json", architectures=["MyForCausalLM"], eos_token_id=1)
+        for ends, lost in (([1, 3], "3"), (1, None)):
+            (pair[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+            text = f"other-side-file: the source has such a file, and without it texts do not end at {lost}"
+            assert self.found(pair) == ({"generation_config.json": text} if lost else {})
+
+    def test_and_joins_other_tokens_is_told(self, pair: tuple[Path, Path]) -> None:
+        for path, merges in zip(pair, ("#version: 0.2\na b\nab c\n", "a b\r\nab c"), strict=True):
+            (path / "tokenizer.json").unlink(missing_ok=True)
+            (path / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(("a", "b", "c", "ab", "abc"))}))
+            (path / "merges.txt").write_text(merges)
+        assert self.found(pair) == {}
+        (pair[1] / "merges.txt").write_text("a b\n")
+        assert self.found(pair) == {"merges.txt": "other-side-file: it joins other tokens than that of the source"}
+        averaged = ckpt_cli.average(list(pair), pair[0].parent / "mean").outputs[0].notes
+        assert "merges.txt" in {note.code: note.text for note in averaged}["side-files-differ"]
+
     def test_and_lacks_the_code_of_its_config_is_told_without_a_source(self, pair: tuple[Path, Path]) -> None:
         assert "lacks-code" not in {item.code for item in ckpt_cli.verify(pair[1]).findings}
         (pair[1] / "modeling_my.py").unlink()
         told = {item.code: item.message for item in ckpt_cli.verify(pair[1]).findings}
         assert told["lacks-code"] == "modeling_my.py, which auto_map or another module names, is not there"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"])
+def test_links_that_lead_nowhere_are_found_by_every_command(name: str, tmp_path: Path) -> None:
+    run = tiny.folder(tmp_path / "run", tiny.weights(1), tiny.classless())
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to("blobs/gone")
+    found = {item.file: item.message for item in ckpt_cli.verify(run).findings if item.code == "damaged-side-file"}
+    assert found == {name: f"{run / name} is a link to blobs/gone, which does not exist"}
+    told = " ".join(note.text for note in ckpt_cli.merge(run, tmp_path / "out").outputs[0].notes if note.code == "lacks-asset")
+    assert found[name] in told
 
 
 class TestACopyOfAnOutput:
@@ -257,6 +297,34 @@ class TestACopyOfAnOutput:
         assert self.lost(ckpt_cli.detect(release))
         (release / "chat_template.jinja").write_text(TEMPLATE)
         assert not self.lost(ckpt_cli.merge(release, tmp_path / "whole"))
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "LICENSE"])
+    def test_and_has_a_file_of_another_model_is_told(self, name: str, release: Path, tmp_path: Path) -> None:
+        def changed(result: MergeResult | AverageResult | DetectResult) -> list[str]:
+            listed = result.checkpoint.notes if isinstance(result, DetectResult) and result.checkpoint is not None else ()
+            notes = listed or [note for output in getattr(result, "outputs", ()) for note in output.notes]
+            return [note.text for note in notes if (note.level, note.code) == ("warning", "changed-side-file")]
+
+        run = tiny.folder(tmp_path / "whole", tiny.weights(1), tiny.classless())
+        (run / "LICENSE").write_text("ours")
+        out = tmp_path / "again"
+        ckpt_cli.merge(run, out)
+        bare = tiny.folder(tmp_path / "bare", tiny.weights(2), tiny.classless())
+        for path in bare.glob("*.json"):
+            path.unlink()
+        assert not changed(ckpt_cli.merge(out, tmp_path / "1"))
+        assert not changed(ckpt_cli.merge(bare, tmp_path / "2", base=out))
+        path = out / name
+        path.write_text("theirs" if name == "LICENSE" else json.dumps({**json.loads(path.read_text()), "model_max_length": 7}))
+        results = [
+            ckpt_cli.merge(out, tmp_path / "3"),
+            ckpt_cli.average([run, out], tmp_path / "4"),
+            ckpt_cli.merge(bare, tmp_path / "5", base=out),
+            ckpt_cli.detect(out),
+        ]
+        for result in results:
+            assert changed(result) == [f"{name} of {out} changed since ckpt wrote it, and is taken as it is now"]
+        assert not changed(ckpt_cli.average([out, run], tmp_path / "6"))  # those of the newest are taken
 
     def test_is_told_of_a_base(self, release: Path, tmp_path: Path) -> None:
         run = tiny.folder(tmp_path / "bare", tiny.weights(2), tiny.classless())

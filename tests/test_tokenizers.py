@@ -197,6 +197,25 @@ def test_parts_of_sentence_transformers_are_named(tmp_path: Path) -> None:
     assert "lacks-part" not in alone
 
 
+def test_parts_of_sentence_transformers_that_are_gone_are_found(tmp_path: Path) -> None:
+    modules = [{"path": "", "type": "Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}, {"path": "2_N", "type": "x.Normalize"}]
+    run = model(tmp_path / "run", modules=modules)
+
+    def found() -> dict[str, str]:
+        kinds = ("lacks-part", "damaged-side-file")
+        return {str(item.file): item.message for item in ckpt_cli.verify(run).findings if item.code in kinds}
+
+    assert found() == {"modules.json": "1_Pooling, which it names, is not there"}
+    told = warnings(ckpt_cli.merge(run, tmp_path / "out"))["lacks-part"]
+    assert told.endswith(f"1_Pooling is not in {run} either")
+    (run / "1_Pooling").mkdir()
+    (run / "1_Pooling" / "config.json").write_text("")
+    assert [*found()] == ["1_Pooling/config.json"]
+    (run / "1_Pooling" / "config.json").write_text("{}")
+    assert not found()
+    assert warnings(ckpt_cli.merge(run, tmp_path / "again"))["lacks-part"].endswith(f"copy them from {run}")
+
+
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_the_same_weights_through_a_link_are_averaged_twice(tmp_path: Path, link: Any) -> None:
     first, second = model(tmp_path / "one"), model(tmp_path / "two")
@@ -236,7 +255,7 @@ class TestCustomCode:
 
     def test_that_is_missing_is_named(self, tmp_path: Path) -> None:
         run = model(tmp_path / "run", config=self.AUTO)
-        (run / "configuration_my.py").write_text("from .helper_my import x")
+        (run / "configuration_my.py").write_text("from .helper_my import x\nclass MyConfig: ...")
         told = warnings(ckpt_cli.merge(run, tmp_path / "out"))["lacks-code"]
         assert "helper_my.py, modeling_my.py" in told
 
@@ -245,8 +264,30 @@ class TestCustomCode:
         assert "lacks-code" not in warnings(ckpt_cli.merge(model(tmp_path / "run", config=remote), tmp_path / "out"))
         whole = model(tmp_path / "whole", config=self.AUTO)
         for name in ("configuration_my.py", "modeling_my.py"):
-            (whole / name).write_text("")
+            (whole / name).write_text("class MyConfig: ...\nclass MyModel: ...")
         assert "lacks-code" not in warnings(ckpt_cli.merge(whole, tmp_path / "other"))
+
+    @pytest.mark.parametrize(
+        ("code", "helper", "lacking"),
+        [
+            ("", "", "MyModel of modeling_my.py"),
+            ("from .helper_my import x\n# MyModel", "x = 1", "MyModel of modeling_my.py"),
+            ("from .helper_my import (  # names\n    x as y,\n    z,\n)\nclass MyModel: ...", "x = 1", "z of helper_my.py"),
+            ("from .helper_my import MyModel", "class MyModel: ...", None),
+            ("from .helper_my import MyModel", "from .others_my import *", None),
+            ("from .helper_my import MyModel", "def __getattr__(name): ...", None),
+            ("MyModel = type('MyModel', (), {})", "", None),
+        ],
+    )
+    def test_that_lacks_what_is_named_in_it_is_told(self, code: str, helper: str, lacking: str | None, tmp_path: Path) -> None:
+        run = model(tmp_path / "run", config={"auto_map": {"AutoModel": "modeling_my.MyModel"}})
+        for name, content in (("modeling_my.py", code), ("helper_my.py", helper), ("others_my.py", "")):
+            (run / name).write_text(content)
+        told = warnings(ckpt_cli.merge(run, tmp_path / "out")).get("lacks-code")
+        found = {item.code: item.message for item in ckpt_cli.verify(run).findings}.get("lacks-code")
+        for text in (told, found):
+            assert (text is None) == (lacking is None)
+            assert text is None or text.startswith(f"{lacking}, which auto_map or another module names, is not in the file")
 
 
 EMPTY = [

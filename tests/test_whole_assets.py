@@ -135,6 +135,7 @@ class TestATokenizer:
     def test_of_code_of_its_own_is_not_judged(self, tmp_path: Path) -> None:
         said = {"tokenizer_class": "GPT2Tokenizer", "auto_map": {"AutoTokenizer": ["tokenization_my.My", None]}}
         run = model(tmp_path / "run", "vocab.json", "tokenization_my.py", tokenizer_config=said)
+        (run / "tokenization_my.py").write_text("class My: ...")
         assert planned(run)[1] == found(run) == {}
 
     def test_that_is_not_whole_is_that_of_the_base_which_is(self, tmp_path: Path) -> None:
@@ -241,6 +242,21 @@ class TestAStepThatLostFiles:
         detected = ckpt_cli.detect(step).checkpoint
         assert detected is not None
         assert "fewer-files" in {note.code for note in detected.notes}
+        for path, number in ((step, None), (run, lost)):
+            notes = {note.code: note for note in ckpt_cli.verify(path, step=number).notes}
+            assert notes["fewer-files"].level == "warning"
+            assert notes["fewer-files"].text == f"{text}{run / f'checkpoint-{other}'} into the step"
+        assert "fewer-files" not in {note.code for note in ckpt_cli.verify(run / f"checkpoint-{other}").notes}
+
+    @pytest.mark.parametrize(("lost", "other"), [(200, 100), (100, 200)])
+    def test_is_told_of_the_usual_template_beside_others(self, lost: int, other: int, tmp_path: Path) -> None:
+        run = steps(tmp_path / "run", *self.NAMES)
+        for number in (100, 200):
+            (run / f"checkpoint-{number}" / "additional_chat_templates").mkdir()
+            (run / f"checkpoint-{number}" / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+        (run / f"checkpoint-{lost}" / "chat_template.jinja").unlink()
+        text = f"the step lacks chat_template.jinja, which checkpoint-{other} has"
+        assert told(ckpt_cli.merge(run, tmp_path / "out", step=lost))["fewer-files"].startswith(text)
 
     def test_of_its_tokenizer_names_it_and_not_the_base(self, tmp_path: Path) -> None:
         run = steps(tmp_path / "run", *self.NAMES)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.final_model import stray_notes
-from ckpt_cli.discover.beside.outputs import lost_side_notes, partial_notes
+from ckpt_cli.discover.beside.outputs import changed_side_notes, lost_side_notes, partial_notes
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.components import component_names, expanded
 from ckpt_cli.discover.forms.states_inside import state_inside_notes
@@ -204,10 +204,12 @@ def _report_notes(target: Target) -> list[Note]:
 
 
 def _partial_notes(opened: Opened) -> list[Note]:
-    """What outputs of ckpt lack by their manifests, of tensors and of files beside these."""
+    """What outputs of ckpt lack by their manifests, of tensors and of files beside these, and which of those changed."""
     notes = [note for each in opened.components for note in partial_notes(each.component, each.made)]
-    lost = [note for each in opened.components for note in lost_side_notes(each.component.root, each.made, each.assets.names)]
-    return [*notes, *dict.fromkeys(lost)]
+    for each in opened.components:
+        root, made = each.component.root, each.made
+        notes += lost_side_notes(root, made, each.assets.names) + changed_side_notes(root, made, each.assets.files.values())
+    return [*dict.fromkeys(notes)]
 
 
 def _other_step_notes(opened: Opened) -> list[Note]:

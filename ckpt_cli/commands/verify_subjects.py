@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.before.restarts import restart_notes
+from ckpt_cli.discover.before.side_files import assets_of_step
+from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.forms.inner_steps import Read, notes_inside
+from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.drafting.draft import Draft
-from ckpt_cli.errors import NotFound
+from ckpt_cli.errors import CkptError, NotFound
 from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
@@ -21,8 +25,10 @@ from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, safetensors_part, stem_of
 from ckpt_cli.formats.safetensors.scan import WeightSet
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.adapters.other_kinds import OtherAdapters, other_adapters
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.beside.lacking import lost_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import is_kept_for_reading
@@ -37,7 +43,7 @@ from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import MODEL, FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
 
-STATE = "extract-state"
+STATE, THE_STEP = "extract-state", "the step"
 UNREAD = ("damaged-config", "lfs-pointer", "file-pointer", "unreadable-file")
 """What can be found about a config that is not compared with anything."""
 
@@ -88,17 +94,19 @@ def find_subjects(
 ) -> list[Subject]:
     """The weights that a path refers to, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
     if step is None and is_folder(path) and is_model_folder(path):
-        taken = {place.match.root for place in places_in(path, Folders())}
+        places = tuple(places_in(path, Folders()))
+        taken = {place.match.root for place in places}
+        lost = _lost_by_step(Found(path, step_of(path), places))
         found = _folder_subjects(path, files, type)
-        return [replace(one, notes=tuple(_notes_below(path, taken, one, files))) for one in found]
+        return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost)) for one in found]
     if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
     first = opened.components[0]
-    root = first.component.root
+    root, notes = first.component.root, (*opened.notes, *lost_notes(first.assets, THE_STEP))
     if format_of(first.component).is_loaded and is_folder(root):
         subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
-        return [replace(subject, notes=opened.notes) for subject in subjects]
+        return [replace(subject, notes=notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
     part, component = _merged_part(opened, files, alpha), first.component
     known = part.claim.fit is not None and part.claim.fit.expected is not None
@@ -121,9 +129,19 @@ def find_subjects(
                 *(check_on_top(root, component.tensors) if is_of_torch(component.files) else ()),
             ),
             homes=first.homes,
-            notes=opened.notes,
+            notes=notes,
         )
     ]
+
+
+def _lost_by_step(found: Found) -> list[Note]:
+    """A warning about files beside the weights that another step of the run has, and a folder that is a step lacks."""
+    if found.step is None or not found.places:
+        return []
+    with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
+        homes = tuple(asset_homes(found, found.places[0]))
+        return lost_notes(assets_of_step(found, homes, None, doubtful_homes(found, found.places[0])), THE_STEP)
+    return []
 
 
 def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from ckpt_cli.base_model.opened import Base
-from ckpt_cli.discover.beside.outputs import lost_side_notes
+from ckpt_cli.discover.beside.outputs import changed_side_notes, lost_side_notes
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
 from ckpt_cli.drafting.parts_of_base import parts_of_base
@@ -91,7 +91,7 @@ class Job:
             *(note for draft in drafts for note in draft.notes),
             *(() if first.is_adapter else lacking_notes(first.assets, base, output)),
             *(() if first.is_adapter else parts_of_base(setting.base, drafts, output)),
-            *(() if first.is_adapter else _lost_beside(first, setting.base, side_files)),
+            *(() if first.is_adapter else _unlike_manifests(first, setting.base, side_files)),
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))
@@ -168,13 +168,15 @@ class Job:
         }
 
 
-def _lost_beside(draft: Draft, base: Base | None, side_files: SideFiles) -> list[Note]:
-    """Warnings about files that the manifests of a draft's sources and of its base list, and that no folder has any more."""
+def _unlike_manifests(draft: Draft, base: Base | None, side_files: SideFiles) -> list[Note]:
+    """Warnings about files that the manifests of a draft's sources and base list, and that are not there any more, or changed."""
     files, written = draft.assets.files, {*side_files, *draft.assets.lost.files}
     notes = [note for source in draft.sources for note in lost_side_notes(source.component.root, source.made, written)]
+    notes += [note for source in draft.sources for note in changed_side_notes(source.component.root, source.made, files.values())]
     if base is not None and (made := base.manifest) is not None:
         of_run = {name: path for name, path in files.items() if not path.is_relative_to(base.folder)}
         notes += lost_side_notes(base.folder, made, {*written, *(name for name in made.side_files if is_decided(name, of_run))})
+        notes += changed_side_notes(base.folder, made, files.values())
     return notes
 
 

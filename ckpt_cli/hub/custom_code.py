@@ -13,10 +13,13 @@ from ckpt_cli.files.source import read_small
 MAX_DEPTH = 8
 """Levels of a config in which `auto_map` is looked for: sub-configs of multimodal models have their own."""
 
-REFERENCE = re.compile(r"(?:.+--)?(?P<module>[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*)(?:\.[A-Za-z_]\w*)+", re.ASCII)
+REFERENCE = re.compile(r"(?:.+--)?(?P<module>[A-Za-z_]\w*(?:/[A-Za-z_]\w*)*)\.(?P<name>[A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)*", re.ASCII)
 """``modeling_x.XForCausalLM``, in a folder ``sub/modeling_x.X``, or with the repository of the code: ``org/name--modeling_x.X``."""
 
 FROM_MODULE = re.compile(r"^[ \t]*(?:from|import)[ \t]+\.+(?P<module>[A-Za-z_]\w*)", re.ASCII | re.MULTILINE)
+NAMES_FROM = re.compile(
+    r"^[ \t]*from[ \t]+\.(?P<module>[A-Za-z_]\w*)[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]*)", re.ASCII | re.MULTILINE
+)
 FROM_FOLDER = re.compile(r"^[ \t]*from[ \t]+\.+[ \t]+import[ \t]+(?P<names>\([^)]*\)|[^\n#]*)", re.ASCII | re.MULTILINE)
 
 
@@ -39,20 +42,51 @@ def custom_code(modules: Mapping[str, Path], configs: Iterable[Any], folder: Pat
     return chosen
 
 
+COMMENT = re.compile(r"#[^\n]*")
+ANY_NAME = re.compile(r"\bimport[ \t]*\(?[ \t]*\*|__getattr__|\b(globals|vars|setattr|exec)[ \t]*\(")
+"""What gives a module names that its text need not have."""
+
+
 def missing_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> list[str]:
     """Python files that ``auto_map`` names, or that those import relatively, and that are not among ``modules``.
 
     Code in another repository of the hub (``org/name--module.Class``) is loaded from there.
     """
-    named = [name for config in configs if isinstance(config, dict) for name in _references(config, 0) if "--" not in name]
-    wanted = {match["module"] for name in named if (match := REFERENCE.fullmatch(name))}
-    seen: set[str] = set()
+    wanted, seen = {module for module, _ in _named(configs)}, set[str]()
     while wanted:
         stem = wanted.pop()
         if stem not in seen and stem in modules:
             wanted |= _imports(stem, modules[stem])
         seen.add(stem)
     return sorted(f"{stem}.py" for stem in seen - modules.keys())
+
+
+def lacking_names(modules: Mapping[str, Path], configs: Iterable[Any]) -> list[str]:
+    """Classes that ``auto_map`` names, and names that code imports from other code, whose module says nothing of them.
+
+    So is a file that is empty, or was cut off where it is still Python. Each is called like ``MyModel of modeling_my.py``.
+    """
+    wanted, seen, found = _named(configs), set[str](), set[str]()
+    texts = {stem: _text(path) for stem, path in modules.items()}
+    while wanted:
+        stem, name = wanted.pop()
+        text = texts.get(stem)
+        if text is None:
+            continue  # it is missing as a whole
+        if ANY_NAME.search(text) is None and re.search(rf"\b{name}\b", COMMENT.sub("", text)) is None:
+            found.add(f"{name} of {stem}.py")
+        if stem not in seen:
+            seen.add(stem)
+            for match in NAMES_FROM.finditer(text):
+                module = f"{stem.rpartition('/')[0]}/{match['module']}".removeprefix("/")
+                wanted |= {(module, each) for each in _listed(match["names"]) if each.isidentifier()}
+    return sorted(found)
+
+
+def _named(configs: Iterable[Any]) -> set[tuple[str, str]]:
+    """The classes that configs name, with their modules. Code in another repository of the hub is loaded from there."""
+    named = [name for config in configs if isinstance(config, dict) for name in _references(config, 0) if "--" not in name]
+    return {(match["module"], match["name"]) for name in named if (match := REFERENCE.fullmatch(name))}
 
 
 def _references(config: Any, depth: int) -> Iterator[str]:
@@ -82,8 +116,17 @@ def _words(value: Any, depth: int) -> Iterator[str]:
 
 def _imports(stem: str, path: Path) -> set[str]:
     """Modules beside it that a module imports: ``from .x import y``, ``from . import x``."""
-    text, above = read_small(path).decode("utf-8", "replace"), stem.rpartition("/")[0]
+    text, above = _text(path), stem.rpartition("/")[0]
     found = {match["module"] for match in FROM_MODULE.finditer(text)}
     for match in FROM_FOLDER.finditer(text):
-        found |= {name.split()[0] for name in match["names"].strip("() \t\n").split(",") if name.split()}
+        found |= set(_listed(match["names"]))
     return {f"{above}/{name}" if above else name for name in found}
+
+
+def _listed(names: str) -> list[str]:
+    """The names in the list of an import, without those that they get there."""
+    return [name.split()[0] for name in COMMENT.sub("", names).strip("() \t\r\n\\").split(",") if name.split()]
+
+
+def _text(path: Path) -> str:
+    return read_small(path).decode("utf-8", "replace")

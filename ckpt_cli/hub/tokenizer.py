@@ -118,6 +118,14 @@ def endless(files: Mapping[str, Path], config: Config) -> str | None:
     return f"it has no {END}, and that of config.json ({ends[0]}) is not used beside it: texts never end"
 
 
+def lost_end(files: Mapping[str, Path], config: Config, source: Mapping[str, Path]) -> str | None:
+    """Where texts of a model without settings for generation no longer end, as those of its ``source`` say; None if they end as there."""
+    if GENERATION_CONFIG in files or not _writes_texts(config):
+        return None
+    lost = sorted({*_ids((_generation(source) or {}).get(END))} - {*_ends(config)})
+    return f"at {few([str(end) for end in lost])}" if lost else None
+
+
 def _other_end(assets: Assets) -> str | None:
     """How settings for generation that come from another place than config.json, as a base, end texts elsewhere. None if they do not.
 

@@ -17,9 +17,9 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.zip_archive import ZipMap
-from ckpt_cli.hub.assets import CONFIG, files_of
-from ckpt_cli.hub.beside.lacking import partial_text
-from ckpt_cli.hub.beside.listed import Seen, json_of
+from ckpt_cli.hub.assets import CONFIG, MODULES
+from ckpt_cli.hub.beside.lacking import broken_text, partial_text, parts_gone, parts_of
+from ckpt_cli.hub.beside.listed import Seen, json_of, listed
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
 from ckpt_cli.hub.beside.near_names import is_near_some, near_names
@@ -27,7 +27,7 @@ from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.custom_code import missing_code
+from ckpt_cli.hub.custom_code import lacking_names, missing_code
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
@@ -49,13 +49,17 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
     named = (name for name in written if stays_inside(name) and NO_ASSETS.fullmatch(name) is None)
     files = {**assets, **{name: folder / name for name in named if is_file(folder / name)}}
     try:
-        files |= files_of(folder)
+        found = listed(folder, Seen(), everything=False)
+        files |= found.files
+        for path in found.broken:
+            yield finding("damaged-side-file", broken_text(path), file=path.relative_to(folder).as_posix())
     except CkptError as error:
         yield unread("damaged-side-file", error, Path(error.path or folder).name)
     yield from damaged_files(files)
     yield from _incomplete(assets)
     yield from _without_named(files)
     yield from _without_code(files)
+    yield from _without_parts(folder)
     for name, paths in near_names(files_in(folder, is_near_some), files, files).items():
         yield from (finding("near-name", f"no loader reads it under this name, and there is no {name}", file=path.name) for path in paths)
 
@@ -104,9 +108,21 @@ def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
     """Code that configs or other code name, and that is not there. What cannot be read is found by other checks."""
     with contextlib.suppress(CkptError):
         modules = {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
-        if code := missing_code(modules, json_of(files.values(), Seen())):
+        configs = json_of(files.values(), Seen())
+        for code, where in ((missing_code(modules, configs), "there"), (lacking_names(modules, configs), "in the file")):
             verb = "is" if len(code) == 1 else "are"
-            yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not there", file=CONFIG)
+            if code:
+                yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not {where}", file=CONFIG)
+
+
+def _without_parts(folder: Path) -> Iterator[Finding]:
+    """Folders of a model of sentence-transformers that are not there, or hold a damaged config."""
+    if not is_file(folder / MODULES):
+        return
+    if gone := parts_gone(folder / MODULES):
+        yield finding("lacks-part", f"{few(gone)}, which it names, {'is' if len(gone) == 1 else 'are'} not there", file=MODULES)
+    configs = {f"{part}/{CONFIG}": folder / part / CONFIG for part in parts_of(folder / MODULES) if stays_inside(part)}
+    yield from damaged_files({name: path for name, path in configs.items() if is_file(path)})
 
 
 def _any(kinds: list[str]) -> str:

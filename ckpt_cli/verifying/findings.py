@@ -66,10 +66,16 @@ KINDS: dict[str, Kind] = {
         "a file beside the weights names another one, such as the numbers that a policy scales with, which is not there: it does not load",
         "copy that file from the run or the base that the first one is from",
     ),
+    "lacks-part": Kind(
+        "warning",
+        "headers",
+        "modules.json names a folder that is not there: the model does not load",
+        "copy the folder from the run or the base",
+    ),
     "lacks-code": Kind(
         "warning",
         "headers",
-        "auto_map of a config names code that is not there, or that code imports some: trust_remote_code=True fails",
+        "auto_map of a config, or code that it names, names a module or a class that is not there: trust_remote_code=True fails",
         "copy the code from the run or the base",
     ),
     "near-name": Kind(

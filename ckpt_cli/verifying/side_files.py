@@ -11,14 +11,16 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.crc32 import crc_of_content
 from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.files.source import Files, read_small
-from ckpt_cli.hub.assets import CONFIG, Assets, find_assets
+from ckpt_cli.files.source import Files
+from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets, find_assets
 from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.processors import PREPROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.contents.side_files import TEMPLATE, differing, has_template, is_needed_whole, processors_of
+from ckpt_cli.hub.contents.side_files import MERGES, TEMPLATE, differing, has_template, is_needed_whole, other_code, processors_of
+from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.settings import differences, settings_text
+from ckpt_cli.hub.tokenizer import lost_end
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
 from ckpt_cli.names import few
 from ckpt_cli.output.publish import model_files
@@ -56,17 +58,25 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
         yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=TOKENIZER)
     with contextlib.suppress(CkptError):
         assets = find_assets((folder,))
+        # Where both have a tokenizer.json, that counts, and what older files say does not.
+        other = contradicting(assets.files, source.files) if None in (tokenizer, assets.tokenizer) else None
+        if other is not None:
+            yield finding("other-side-file", "it gives other ids to tokens than that of the source", file=other)
         for name, what in _lost(assets, source):
             yield finding("other-side-file", f"the source has {what}, which {'are' if what == SETTINGS else 'is'} not here", file=name)
+        if (end := lost_end(assets.files, assets.config, source.files)) is not None:
+            text = f"the source has such a file, and without it texts do not end {end}"
+            yield finding("other-side-file", text, file=GENERATION_CONFIG)
         for name, keys in differing(assets, "it", source, "the source"):
+            if name in MERGES:
+                yield finding("other-side-file", "it joins other tokens than that of the source", file=name)
             # Classes of transformers build the steps of a tokenizer anew, and save these: only its ids are compared.
-            if name.endswith(".json") and name != TOKENIZER:
+            elif name.endswith(".json") and name != TOKENIZER:
                 yield finding("other-side-file", f"it says otherwise than that of the source: {few(keys, 4)}", file=name)
             elif not name.endswith(".json") and has_template(source) and has_template(assets):
                 yield finding("other-side-file", f"{name} of the source says otherwise{(keys and f': {few(keys, 4)}') or ''}")
-        for name in (name for name in sorted(assets.files.keys() & source.files.keys()) if name.endswith(".py")):
-            if read_small(assets.files[name]).split() != read_small(source.files[name]).split():
-                yield finding("other-side-file", "the source has other code", file=name)
+        for name in other_code(assets.files, source.files):
+            yield finding("other-side-file", "the source has other code", file=name)
 
 
 def _lost(assets: Assets, source: Assets) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from ckpt_cli.discover.found import Found
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.hub.assets import NOTHING_LOST, Assets, Lost, files_beside, find_assets
-from ckpt_cli.hub.beside.families import is_decided
+from ckpt_cli.hub.beside.families import OF_TEMPLATES, is_decided
 from ckpt_cli.hub.beside.listed import home_of
 from ckpt_cli.hub.beside.names import OF_VOCABULARY, VOCABULARIES
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
@@ -48,7 +48,9 @@ def _has(name: str, files: Mapping[str, Path], others: Mapping[str, Path], own: 
         return not has_vocabulary(of_step) or (TOKENIZER in files and name in VOCABULARIES | OF_VOCABULARY)
     if name in (PREPROCESSOR, OF_VIDEOS):
         return PROCESSOR in files and PROCESSOR not in others
-    return name.startswith("chat_template") and is_decided(name, files)
+    # Templates for other uses than the usual one stand for none.
+    usual = {each: path for each, path in files.items() if not each.startswith(OF_TEMPLATES)}
+    return name.startswith("chat_template") and is_decided(name, usual)
 
 
 def _added(folder: Path) -> tuple[str, ...]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import contextlib
+import zlib
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from ckpt_cli.discover.found import Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, is_folder, stays_inside
 from ckpt_cli.files.manifest import LEFT_OUT, Manifest, read_manifest
+from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.beside.names import folder_read, is_asset_name, is_unknown
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few
@@ -60,6 +63,26 @@ def lost_side_notes(folder: Path, made: Manifest | None, there: Container[str]) 
     verb, them = ("is", "it") if len(lost) == 1 else ("are", "them")
     text = f"{folder} lacks {few(lost, 5)}, which {verb} in its manifest: copy {them} from where it was written, or merge again"
     return [Note("warning", "fewer-files", text)]
+
+
+def changed_side_notes(folder: Path, made: Manifest | None, taken: Iterable[Path]) -> list[Note]:
+    """A warning about files beside the weights of an output that say something else than was written there, if they are ``taken``."""
+    if made is None or made.command == STATE:
+        return []
+    taken = set(taken)
+    wanted = {name: crc for name, crc in made.side_checksums.items() if stays_inside(name) and _is_of_model(name)}
+    changed = [name for name, crc in wanted.items() if folder / name in taken and _crc(folder / name) not in (None, crc)]
+    if not changed:
+        return []
+    them, now = ("it", "is taken as it is now") if len(changed) == 1 else ("them", "are taken as they are now")
+    text = f"{few(sorted(changed), 5)} of {folder} changed since ckpt wrote {them}, and {now}"
+    return [Note("warning", "changed-side-file", text)]
+
+
+def _crc(path: Path) -> int | None:
+    with contextlib.suppress(CkptError):  # what cannot be read is told elsewhere
+        return zlib.crc32(read_small(path))
+    return None
 
 
 def _is_of_model(name: str) -> bool:

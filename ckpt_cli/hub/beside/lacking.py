@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpt_cli import shell
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.folders import Folders, is_folder, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, MODULES, Assets, Lost
@@ -19,13 +19,16 @@ from ckpt_cli.hub.beside.model_config import DOUBTFUL
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import tokenizer_of
-from ckpt_cli.hub.custom_code import missing_code
+from ckpt_cli.hub.custom_code import lacking_names, missing_code
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 
 PACKED, COMPONENTS = "MLmodel", "components"
 """What MLflow describes a model in, and the folder of all but its weights and config."""
+
+EMPTY = "Normalize"
+"""The part of sentence-transformers that has no files: repositories of the hub do not keep its folder."""
 
 
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
@@ -36,8 +39,8 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
     for path in (path for path in assets.broken if path not in told):
         instead = f": {assets.files[path.name]} was taken" if path.name in assets.files else ""
-        notes.append(Note("warning", "lacks-asset", f"{_broken_text(path)}{instead}"))
-    broken = "; ".join(map(_broken_text, told))
+        notes.append(Note("warning", "lacks-asset", f"{broken_text(path)}{instead}"))
+    broken = "; ".join(map(broken_text, told))
     if lacking:
         text = f"the output has no {' and no '.join(lacking)}: {broken or _cure(assets, base, lacking)}"
         notes.append(Note("warning", "lacks-asset", text))
@@ -50,14 +53,18 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
         notes.append(Note("warning", "tokenizer-of-base", text))
     notes += assets.choices
     modules = {name.removesuffix(".py"): path for name, path in assets.files.items() if name.endswith(".py")}
-    code = missing_code(modules, json_of(assets.files.values(), Seen()))
-    if code:
+    configs = json_of(assets.files.values(), Seen())
+    if code := missing_code(modules, configs):
         text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
         notes.append(Note("warning", "lacks-code", text))
+    if names := lacking_names(modules, configs):
+        text = f"{few(names)}, which auto_map or another module names, is not in the file: it was cut off, or is another one"
+        notes.append(Note("warning", "lacks-code", text))
     parts = parts_elsewhere(assets)
-    if parts and not _is_same(assets.files[MODULES].parent, output):
-        text = f"{MODULES} names {few(parts)}, folders that are not written: copy them from {assets.files[MODULES].parent}"
-        notes.append(Note("warning", "lacks-part", text))
+    if parts and not _is_same(home := assets.files[MODULES].parent, output):
+        gone = parts_gone(assets.files[MODULES])
+        cure = f"{few(gone)} {'is' if len(gone) == 1 else 'are'} not in {home} either" if gone else f"copy them from {home}"
+        notes.append(Note("warning", "lacks-part", f"{MODULES} names {few(parts)}, folders that are not written: {cure}"))
     return notes
 
 
@@ -87,12 +94,12 @@ def aside_notes(assets: Assets) -> list[Note]:
     return [Note("info", "put-aside", text)]
 
 
-def lost_notes(assets: Assets) -> list[Note]:
-    """A warning about files that another step of the run has, and that neither this one nor its base has."""
+def lost_notes(assets: Assets, into: str = "the merged folder") -> list[Note]:
+    """A warning about files that another step of the run has, and that neither this one nor its base has; ``into`` needs them."""
     lost = sorted(assets.lost.files)
     if not lost:
         return []
-    text = f"the step lacks {few(lost, 5)}, which {assets.lost.step} has: {_copied(assets.lost, lost)}"
+    text = f"the step lacks {few(lost, 5)}, which {assets.lost.step} has: {_copied(assets.lost, lost, into)}"
     return [Note("warning", "fewer-files", text)]
 
 
@@ -137,8 +144,8 @@ def tokenizers_below(base: Path) -> list[Path]:
     return []
 
 
-def _copied(lost: Lost, what: Sequence[str]) -> str:
-    return f"copy {_them(what)} from {few(sorted({str(home_of(name, path)) for name, path in lost.files.items()}))} into the merged folder"
+def _copied(lost: Lost, what: Sequence[str], into: str = "the merged folder") -> str:
+    return f"copy {_them(what)} from {few(sorted({str(home_of(name, path)) for name, path in lost.files.items()}))} into {into}"
 
 
 def _them(what: Sequence[str]) -> str:
@@ -155,16 +162,28 @@ def _is_same(one: Path, other: Path) -> bool:
     return absolute(one) == absolute(other)
 
 
-def _broken_text(path: Path) -> str:
+def broken_text(path: Path) -> str:
+    """What is said of a link that leads nowhere."""
     return f"{path} is a link to {os.readlink(path)}, which does not exist"
 
 
 def parts_elsewhere(assets: Assets) -> list[str]:
     """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
+    return [printable(part) for part in parts_of(assets.files[MODULES])] if MODULES in assets.files else []
+
+
+def parts_gone(modules: Path) -> list[str]:
+    """The folders that a modules.json names, that are not beside it, and without which the model does not load."""
+    parts = parts_of(modules)
+    needed = (part for part, kind in parts.items() if not kind.endswith(EMPTY) and stays_inside(part))
+    return [printable(part) for part in needed if not is_folder(modules.parent / part)]
+
+
+def parts_of(modules: Path) -> dict[str, str]:
+    """The folders that a modules.json names, each with the class of what is in it."""
     listed: Any = None
-    if MODULES in assets.files:
-        with contextlib.suppress(CkptError):
-            listed = parse_json(read_small(assets.files[MODULES]))
-    entries = listed if isinstance(listed, list) else []
-    paths = [entry["path"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("path"), str) and entry["path"]]
-    return [printable(path) for path in paths]
+    with contextlib.suppress(CkptError):
+        listed = parse_json(read_small(modules))
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    parts = [(entry.get("path"), entry.get("type")) for entry in entries]
+    return {path: str(kind) for path, kind in parts if isinstance(path, str) and path}

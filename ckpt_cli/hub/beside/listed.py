@@ -87,6 +87,8 @@ def listed(folder: Path, seen: Seen, *, everything: bool, configs: Callable[[], 
     present = there.files(folder, matters)
     # What a loader needs may lie behind a link to a disk that is not mounted: that is not nothing.
     broken = [path for path in there.entries(folder) if path.suffix != ".py" and matters(path.name) and there.is_broken(path)]
+    inner = [path for each in there.folders(folder, OF_FOLDERS.__contains__) for path in there.entries(each)]
+    broken += [path for path in inner if folder_read(f"{path.parent.name}/{path.name}") is not None and there.is_broken(path)]
     bagel = any(path.name in OF_BAGEL for path in present)
     found = {path.name: path for path in present if path.suffix != ".py" and (path.name != AUXILIARY or bagel)}
     aside: list[Path] = []

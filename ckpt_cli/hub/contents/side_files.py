@@ -62,6 +62,9 @@ WHOLE = frozenset({"sentence_bert_config.json", "config_sentence_transformers.js
 }  # fmt: skip
 """Files of which every entry counts: of sentence-transformers, and of policies for robots."""
 SCALES = (f"{ROBOT_FOLDER}/", f"{ROBOT_ASSETS}/")
+CODE = ".py"
+MERGES = frozenset({"merges.txt", "bpe.codes"})
+"""What a tokenizer joins, in which order, where no tokenizer.json says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def side_file_notes(sources: Sequence[tuple[str, Assets]], taken: Assets) -> lis
     """
     label = next((label for label, assets in sources if assets is taken), sources[-1][0])
     newest = _Prepared.of(label, taken)
-    warned, told, seen = list[Note](), list[Note](), [newest.digests]
+    warned, coded, told, seen = list[Note](), list[Note](), list[Note](), [newest.digests]
     for label, assets in sources:
         each = _Prepared.of(label, assets)
         if each.digests in seen:
@@ -100,14 +103,17 @@ def side_file_notes(sources: Sequence[tuple[str, Assets]], taken: Assets) -> lis
             if not warned and (differing := [f"{name} ({few(keys, 4)})" if keys else name for name, keys in _differing(each, newest)]):
                 text = f"files that prepare inputs and texts differ in {between}: {few(differing)}; those of {newest.label} are taken"
                 warned.append(Note("warning", "side-files-differ", text))
+            if not coded and (names := other_code(each.assets.files, newest.assets.files)):
+                text = f"code of the model differs in {between}: {few(names)}; that of {newest.label} is taken"
+                coded.append(Note("warning", "side-files-differ", text))
             if not told and (keys := _sampling(each, newest)):
                 text = f"{GENERATION_CONFIG} of {between} differ in how texts are sampled: {few(keys)}; that of {newest.label} is taken"
                 told.append(Note("info", "sampling-differs", text))
-    return [*warned, *told]
+    return [*warned, *coded, *told]
 
 
 def _prepares(name: str) -> bool:
-    return name in SETTINGS | NAMES | WHOLE or name.startswith(SCALES) or _is_template(name)
+    return name in SETTINGS | NAMES | WHOLE | MERGES or name.startswith(SCALES) or _is_template(name) or name.endswith(CODE)
 
 
 def _digest(path: Path) -> bytes | None:
@@ -123,6 +129,18 @@ def differing(one: Assets, label: str, other: Assets, other_label: str) -> list[
     """
     with contextlib.suppress(RecursionError):
         return list(_differing(_Prepared.of(label, one), _Prepared.of(other_label, other)))
+    return []
+
+
+def other_code(one: Files, other: Files) -> list[str]:
+    """Python files that two models have, with different content; spaces and ends of lines make no difference."""
+    both = (name for name in sorted(one.keys() & other.keys()) if name.endswith(CODE) and one[name] != other[name])
+    return [name for name in both if _words(one[name]) != _words(other[name])]
+
+
+def _words(path: Path) -> list[bytes]:
+    with contextlib.suppress(CkptError):
+        return read_small(path).split()
     return []
 
 
@@ -152,6 +170,9 @@ def _differing(each: _Prepared, newest: _Prepared) -> Iterator[tuple[str, Sequen
             keys = _other_entries(name, _content(each.files[name]), _content(newest.files[name]))
         if keys:
             yield name, keys
+    if each.assets.tokenizer is None or newest.assets.tokenizer is None:
+        both = sorted(MERGES & each.digests.keys() & newest.digests.keys())
+        yield from ((name, ()) for name in both if _lines(each.files[name]) != _lines(newest.files[name]))
     yield from _other_processors(each.files, newest.files)
     yield from _other_templates(each, newest)
 
@@ -196,6 +217,13 @@ def _other_steps(each: Assets, newest: Assets) -> list[str]:
     if mine.trouble is not None or others.trouble is not None:
         return []
     return sorted(key for key in mine.steps.keys() | others.steps.keys() if mine.steps.get(key) != others.steps.get(key))
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a table, whichever ends they have; a first one says by which version it was written."""
+    with contextlib.suppress(CkptError):
+        return [line for line in read_small(path).splitlines() if line.strip() and not line.startswith(b"#version")]
+    return []
 
 
 def _of_class(content: Settings) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def test_a_step_of_samples_alone_is_not_the_newest(tmp_path: Path, name: str) ->
     assert told == [f"step_30 is skipped: its only file, {name}, has none of the 2 tensors of the model in step_20"]
     assert "step_20" in str(ckpt_cli.verify(run).path)
     steps = {step.step: step.problem for step in ckpt_cli.detect(run).checkpoint.steps}
-    assert steps[20] is None and name in str(steps[30])
+    assert steps[20] is None
+    assert name in str(steps[30])
 
 
 def test_several_steps_of_samples_are_told_of_by_one_that_is_read(tmp_path: Path) -> None:
@@ -120,4 +121,5 @@ def test_few_other_steps_are_read(tmp_path: Path) -> None:
     written(run / "step_90")
     for step in (60, 50):
         (run / f"step_{step}" / "model.pt").write_bytes(b"damaged")
-    assert MAX_ASKED == 2 and sample_steps(locate(run)) == {}
+    assert MAX_ASKED == 2
+    assert sample_steps(locate(run)) == {}

@@ -33,11 +33,10 @@ from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.errors import NotFound, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, optional_path, path_of, path_text, paths_of, progress_of
-from ckpt_cli.hub.assets import CONFIG, resolve_base
+from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
-from ckpt_cli.hub.settings import different_settings, settings_text
 from ckpt_cli.merging.trained_on import recorded_snapshot
 from ckpt_cli.names import printable
 from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
@@ -52,7 +51,7 @@ from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
-from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, unlike_findings
+from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import check_folder
@@ -386,8 +385,7 @@ def _against_base(
         comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
     except DamagedRecord as error:
         return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], notes
-    settings = different_settings(config.config, its)
-    said = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
+    said = settings_findings(config.config, subject.config_home, opened.components[0].assets)
     alike = resemblance(subject.tensors, reference, config.config, its)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:

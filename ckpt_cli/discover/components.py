@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.forms.samples import sample_steps
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.steps import steps_of_run
@@ -76,8 +77,10 @@ def with_lost(target: Target, there: Folders) -> Target:
     """The target, with the checkpoints marked as such that lost their main component: where they hold a critic or an average alone.
 
     Its folder tells, if that is still there without weights, or the other steps of the run, which have one. Nothing is lost of a component
-    that was passed itself, and of runs that save nothing else.
+    that was passed itself, and of runs that save nothing else. Steps of a run that hold samples only are marked too (`sample_steps`).
     """
+    samples = sample_steps(target)
+    target = replace(target, checkpoints=tuple(replace(found, lost=samples.get(found.path, "")) for found in target.checkpoints))
     alone = [found for found in target.checkpoints if found.given in (None, found.path) and _main_of(found) is None]
     if not alone:
         return target
@@ -127,7 +130,7 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
         raise IncompleteError(
             found.lost,
             path=found.path,
-            hint=f"--type {there[0]} takes what is here" if len(there) == 1 else f"pass one of these to --type: {', '.join(there)}",
+            hint=_hint_of_lost(found, there),
         )
     main, ema = there[0], called_ema(found) or "ema"
     if wanted is None:
@@ -148,6 +151,12 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
                 raise unknown
             raise _no_component("this checkpoint has no", name, found.path, {other: other for other in there})
     return names
+
+
+def _hint_of_lost(found: Found, there: Sequence[str]) -> str:
+    if there[0] in MAIN:
+        return f"pass {shell.path(found.path)} itself if that is the model"
+    return f"--type {there[0]} takes what is here" if len(there) == 1 else f"pass one of these to --type: {', '.join(there)}"
 
 
 def why_none(target: Target, errors: Sequence[tuple[Found, CkptError]], wanted: str | None, files: Files) -> CkptError | None:

@@ -9,6 +9,7 @@ from functools import partial
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
+from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
@@ -24,6 +25,7 @@ from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import is_quantised, not_loaded
+from ckpt_cli.hub.entries.generation import lost_settings
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
 from ckpt_cli.hub.tokenizer import vocabulary_notes
@@ -238,7 +240,18 @@ def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats, of_base=of_base)
     notes += odd_dtypes(tensors, config, draft.selection.kind)
     notes += vocabulary_notes(draft.assets, tensors)
-    notes += base_tokenizer_notes(setting.base, draft.assets, tensors) if setting.base is not None else []
+    if setting.base is not None:
+        notes += base_tokenizer_notes(setting.base, draft.assets, tensors)
+        notes += _generation_notes(draft, setting.base)
     read = [tensor for source in draft.sources for tensor in source.component.tensors.values()]
     notes += torn_notes([*read, *(output.tensor for output in draft.plan.tensors)])
     return noted(draft, [*notes, *draft.claim.notes])
+
+
+def _generation_notes(draft: Draft, base: Base) -> list[Note]:
+    """A warning about settings for generation that only the config.json of the base has, if that is the same model."""
+    if draft.is_adapter or any(note.code == "other-base" for note in draft.notes):
+        return []
+    config, files = draft.assets.config, draft.assets.files
+    lost = lost_settings(base.config, base.assets.files, config=config, files=files, where="of the merged folder")
+    return [Note("warning", "generation-settings", lost)] if lost is not None else []

@@ -11,6 +11,9 @@ from ckpt_cli.names import printable
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 Config = Mapping[str, Any]
 SHARDED_CLASS = re.compile(r"^(FSDP|Replicate)(?=[A-Z])")
+GENERATIVE = re.compile(r".*((?<!Masked)LM|Generation|MTModel|EncoderDecoderModel)")
+"""In names of classes that write texts. Others never ask for special ids, and some (SigLIP) have defaults without a row."""
+
 PARTS = ("layer", "expert", "depth", "block", "stage", "label", "codebook", "nextn", "group", "head", "level", "module")
 """Words in the names of numbers of parts that a model is made of."""
 
@@ -110,6 +113,12 @@ def architecture(config: Config) -> str | None:
     named = config.get("architectures")
     first = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     return None if first is None else SHARDED_CLASS.sub("", first)
+
+
+def writes_texts(config: Config) -> bool:
+    """Whether the class that a config names has ``generate``, as far as its name tells; without a name it may have."""
+    kind = architecture(config)
+    return kind is None or GENERATIVE.match(kind) is not None
 
 
 def with_plain_class(config: Config) -> Config:

@@ -12,7 +12,7 @@ from typing import Any
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
 from ckpt_cli.hub.beside.told_tokens import USED, told_tokens, with_ids
-from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.config import Config, writes_texts
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.tied_names import EMBEDDINGS
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, TokenizerFile
@@ -24,8 +24,6 @@ SPECIAL = re.compile(r"((forced_)?(bos|eos)|pad|sep|cls|decoder_start)_token_id"
 """Ids that begin, end or fill a text."""
 
 END = "eos_token_id"
-GENERATIVE = re.compile(r".*((?<!Masked)LM|Generation)")
-"""In names of classes that write texts. Others never ask for these ids, and some (SigLIP) have defaults without a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ def special_ids_beyond(files: Mapping[str, Path], config: Config, tensors: Mappi
     if rows is None:
         return
     generation = _generation(files) or {}
-    for name, entries in ((GENERATION_CONFIG, [generation]), (CONFIG, levels if _writes_texts(config) else [])):
+    for name, entries in ((GENERATION_CONFIG, [generation]), (CONFIG, levels if writes_texts(config) else [])):
         beyond = [f"{key} {value}" for entry in entries for key, value in _special(entry) if value >= rows]
         if beyond:
             yield name, f"{few(list(dict.fromkeys(beyond)))}: the embedding has {rows} rows"
@@ -113,14 +111,14 @@ def endless(files: Mapping[str, Path], config: Config) -> str | None:
     transformers takes this id from generation_config.json alone if there is one (``GenerationConfig`` of 5.x, 4.x).
     """
     ends, generation = _ends(config), _generation(files)
-    if generation is None or generation.get(END) is not None or not ends or not _writes_texts(config):
+    if generation is None or generation.get(END) is not None or not ends or not writes_texts(config):
         return None
     return f"it has no {END}, and that of config.json ({ends[0]}) is not used beside it: texts never end"
 
 
 def lost_end(files: Mapping[str, Path], config: Config, source: Mapping[str, Path]) -> str | None:
     """Where texts of a model without settings for generation no longer end, as those of its ``source`` say; None if they end as there."""
-    if GENERATION_CONFIG in files or not _writes_texts(config):
+    if GENERATION_CONFIG in files or not writes_texts(config):
         return None
     lost = sorted({*_ids((_generation(source) or {}).get(END))} - {*_ends(config)})
     return f"at {few([str(end) for end in lost])}" if lost else None
@@ -135,7 +133,7 @@ def _other_end(assets: Assets) -> str | None:
     if GENERATION_CONFIG not in files or CONFIG not in files or files[GENERATION_CONFIG].parent == files[CONFIG].parent:
         return None
     there = _ids((_generation(files) or {}).get(END))
-    if not there or not wanted or {*wanted} & {*there} or not _writes_texts(assets.config):
+    if not there or not wanted or {*wanted} & {*there} or not writes_texts(assets.config):
         return None
     text = f"it comes from {files[GENERATION_CONFIG].parent.name}, and ends texts at {few([str(end) for end in there])}"
     return f"{text}, config.json at {few([str(end) for end in wanted])}, which is not used beside it"
@@ -172,11 +170,6 @@ def _generation(files: Mapping[str, Path]) -> Config | None:
         with contextlib.suppress(CkptError):
             return read_config(files[GENERATION_CONFIG])
     return None
-
-
-def _writes_texts(config: Config) -> bool:
-    kind = architecture(config)
-    return kind is None or GENERATIVE.match(kind) is not None
 
 
 def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:

@@ -341,6 +341,9 @@ KINDS: dict[str, Kind] = {
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),
+    "generation-settings": Kind(
+        "warning", "base", "settings for generation that config.json of the base has, and no file here: generate() makes other texts"
+    ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "missing-of-base": Kind(
         "error", "base", "the base has this tensor, which is missing, and no class was compared that works without it", AGAIN

@@ -8,11 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ckpt_cli.base_model.lacking import lacks_of_base
+from ckpt_cli.files.folders import files_in
 from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
 from ckpt_cli.hub.classes.fit import known_class
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.entries.generation import lost_settings
+from ckpt_cli.hub.settings import different_settings, settings_text
 from ckpt_cli.hub.ties import tied_together
 from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.verify import Finding
@@ -47,6 +52,18 @@ def lacking_findings(
     found = [finding("missing-of-base", what, tensor=name) for name, what in lacks.surely.items() if name not in told]
     found += [finding("left-out-of-base", lacks.why, tensor=name) for name in lacks.perhaps]
     return left_out(manifest, replace(config, findings=tuple(found)), include, exclude)
+
+
+def settings_findings(config: Config, home: Path | None, base: Assets) -> list[Finding]:
+    """Findings about what config.json and that of a base say otherwise, and about settings for generation that only that of the base has.
+
+    ``home`` is the folder of config.json.
+    """
+    settings = different_settings(config, base.config)
+    found = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
+    files = {path.name: path for path in files_in(home, (CONFIG, GENERATION_CONFIG).__contains__)} if home is not None else {}
+    lost = lost_settings(base.config, base.files, config=config, files=files, where="here")
+    return [*found, *([finding("generation-settings", lost, file=CONFIG)] if lost is not None else [])]
 
 
 def unlike_findings(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], name: str) -> list[Finding]:

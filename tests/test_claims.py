@@ -986,6 +986,15 @@ class TestNamesOfTwoKinds:
         assert refused.value.expected == expected
         assert refused.value.hint == (f"without these the model is whole: --exclude '{mixed}' leaves them out" if hint else None)
 
+    @pytest.mark.parametrize("name", ["qwen2_vl", "internvl", "qwen2"])
+    def test_names_of_the_hub_that_are_kept_are_all_of_one_kind(self, tmp_path: Path, name: str) -> None:
+        """One of them, such as lm_head.weight, may be the same in memory."""
+        kind, model_type, options = MODELS[name]
+        build(kind, model_type, options).save_pretrained(tmp_path / "saved")
+        result = ckpt_cli.merge(tmp_path / "saved", tmp_path / "out", names="native")
+        assert "those of the hub" in result.outputs[0].naming or name == "qwen2"
+        assert differences(load(tmp_path / "out"), load(tmp_path / "saved")) == []
+
 
 class TestWhatIntersectLeavesOut:
     """is missing where the class needs it, as in a merge; --intersect is not suggested then."""

@@ -27,7 +27,7 @@ from ckpt_cli.hub.classes.fit import (
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
-from ckpt_cli.hub.classes.prefixes import compared_within
+from ckpt_cli.hub.classes.prefixes import compared_under
 from ckpt_cli.hub.config import Config
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, plural, printable
@@ -118,7 +118,7 @@ def claim_for(
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
-    fit = compared_within(shapes, kind, ("hub", "older") if naming == "hub" else (naming,)) if isinstance(kind, KnownClass) else None
+    fit = compared_under(shapes, kind, naming) if isinstance(kind, KnownClass) else None
     if isinstance(kind, KnownClass) and kind.own and fit is not None and fit.is_foreign:
         kind = not_there(kind.own, kind.kind)
     if not isinstance(kind, KnownClass) or fit is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.fit import ALL_NAMINGS, TRL, Fit, FitNaming, KnownClass, compared, value_heads
-from ckpt_cli.names import printable
+from ckpt_cli.names import Naming, printable
 
 MAX_PARTS = 6
 """Parts of a name of which a prefix may consist."""
@@ -94,6 +94,16 @@ def compared_within(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequ
         doubles="",
         lacks="",
     )
+
+
+def compared_under(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming) -> Fit:
+    """As `compared_within`, under the naming that was chosen. Names that are kept as they are may be those of the hub, all of them."""
+    of_hub: tuple[FitNaming, ...] = ("hub", "older")
+    fit = compared_within(shapes, kind, of_hub if naming == "hub" else (naming,))
+    if naming == "hub" or not any(map(kind.knows, fit.extra)):
+        return fit
+    other = compared_within(shapes, kind, of_hub)
+    return fit if any(map(kind.knows, other.extra)) else other
 
 
 def _lacking(kind: KnownClass, shapes: Mapping[str, Shape], added: str) -> PrefixChange:

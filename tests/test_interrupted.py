@@ -348,13 +348,13 @@ class TestErrors:
 
 class TestRoom:
     def test_is_that_of_what_is_left_to_write(self, stopped: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2_000_000}))
+        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2_000_000, "total": 1 << 40}))
         ckpt_cli.merge(run, stopped, dry_run=True, **PLAIN)
         assert len(finished(stopped)) == 2
         again(run, stopped)
 
     def test_without_it_there_is_not_enough(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2_000_000}))
+        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 2_000_000, "total": 1 << 40}))
         with pytest.raises(NoSpace):
             ckpt_cli.merge(run, tmp_path / "out", **PLAIN)
 

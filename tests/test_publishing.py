@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -176,12 +177,21 @@ class TestAComparison:
 class TestRoom:
     def test_is_counted_for_all_outputs_of_a_disk(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         free = merge(run, tmp_path / "out", type="actor", dry_run=True).outputs[0].bytes_written * 3 // 2
-        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": free}))
+        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": free, "total": 1 << 40}))
         merge(run, tmp_path / "out", type="actor", dry_run=True)
         for options in ({"dry_run": True}, {}):
             with pytest.raises(NoSpace):
                 merge(run, tmp_path / "out", type="all", **options)
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+    @pytest.mark.parametrize(("total", "is_full"), [(0, False), (1 << 40, True)])
+    def test_is_not_known_of_a_mount_that_answers_zeros(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, is_full: bool
+    ) -> None:
+        """FUSE answers ``statfs`` so where its file system has no answer; a disk that is full has a size."""
+        monkeypatch.setattr(placing.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 0, "total": total}))
+        with pytest.raises(NoSpace) if is_full else contextlib.nullcontext():
+            assert merge(run, tmp_path / "out", type="actor").outputs[0].disk_free is None
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished, 
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
+from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.assets import CONFIG, Assets, find_assets
 from ckpt_cli.hub.config import Config
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component
 
 LEVELS = 3
@@ -92,6 +95,18 @@ def _weights_match(folder: Path) -> Match | None:
     return next((match for match in models if match.trouble is None), models[0] if models else None)
 
 
+def _one_of(models: Sequence[Path]) -> str:
+    """What to pass where each of these is a model: versions of one, as kagglehub keeps them, or several."""
+    last = max(models, key=lambda path: (int(path.name) if path.name.isdecimal() else 0, path.name))
+    passed = f"pass --base {shell.path(last)}"
+    others = sorted(path.name for path in models if path != last)
+    return f"{passed}, or another of the models here: {few(others, 4)}" if others else passed
+
+
+def _is_model(folder: Path) -> bool:
+    return is_file(folder / CONFIG) and _whole_match(folder)
+
+
 def _whole_match(folder: Path) -> bool:
     """Whether a folder has weights that a base may have."""
     match = _weights_match(folder)
@@ -107,12 +122,13 @@ def _weights_below(folder: Path) -> CkptError | None:
             held = [child for child in level if recognise(child)]
             if held:
                 is_model = len(held) == 1 and is_file(held[0] / CONFIG) and not is_file(folder / CONFIG)
+                several = len(held) > 1 and all(step_of(child) is None and _is_model(child) for child in held)
                 merged = f"merge it first, and pass the output as --base: ckpt merge {shell.path(folder)}"
                 return NotFound(
                     "the base has its weights in folders below",
                     path=folder,
                     expected="a folder with the weights of one model",
-                    hint=f"pass --base {shell.path(held[0])}" if is_model and _whole_match(held[0]) else merged,
+                    hint=_one_of(held) if several or (is_model and _whole_match(held[0])) else merged,
                 )
     except CkptError:
         return None  # only asked for a message

@@ -18,11 +18,11 @@ from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.beside.optimizer import optimizer_error
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import with_lost
-from ckpt_cli.discover.found import Target
+from ckpt_cli.discover.found import Place, Target
 from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.nodes.also import with_also
 from ckpt_cli.discover.nodes.parents import mark_partial_steps, node_folders
-from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, places_in
+from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, lists_nothing, places_in
 from ckpt_cli.discover.steps import (
     Steps,
     bare_in,
@@ -125,7 +125,7 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         if inside is not None and not is_chosen(inside.checkpoints[0].places[0]):
             unchosen, inside = inside, None
         # What is refused by name beside steps, such as one file of a set, does not hide them, and neither does a stray file.
-        if inside is not None and stray is None and not (all_doubtful(inside.checkpoints[0].places) and steps.found):
+        if inside is not None and stray is None and not (_is_no_model(inside.checkpoints[0].places) and steps.found):
             refused = tuple(inside.label(found.path) for found in steps.found if all_refused(found.places))
             return replace(inside, steps_inside=len(steps.found) - len(refused), refused=refused)
     # A file for each step only counts where no folder or file is the model by its name.
@@ -181,6 +181,11 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
         expected="a run, a step folder, a folder of rank files, or safetensors",
         hint=_suggestion(given, near, more, there),
     )
+
+
+def _is_no_model(places: Sequence[Place]) -> bool:
+    """Whether what lies beside steps hides them no more than nothing does."""
+    return all_doubtful(places) or lists_nothing(places)
 
 
 def _check_exists(path: Path) -> None:

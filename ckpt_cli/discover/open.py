@@ -31,6 +31,7 @@ from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
+from ckpt_cli.discover.forms.leftover_indexes import leftover_index_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.forms.registered import registered_notes
 from ckpt_cli.discover.forms.states_inside import steps_inside_notes
@@ -281,6 +282,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *passed_over_notes(found, place, component, assets.config, files),
         *left_out_notes(found, place, component, assets.files.values(), files),
         *copy_notes(found, place, component, assets.files.values(), files),
+        *leftover_index_notes(found, place),
         *registered_notes(found, place, component, files),
         *commit_notes(component.files, assets.files.get(CONFIG)),
         *unfinished_notes((*homes, *([base] if base is not None else [])), assets.files),

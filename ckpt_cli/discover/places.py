@@ -117,6 +117,8 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
             places += [_numbered(Place("", match, folder), *of_folder, folder) for match in recognise(folder / child, there)]
     read = {place.name for place in places if not all_refused([place])}
     places = [place for place in places if not all_refused([place]) or place.name not in read]
+    if any(_is_main(place) for place in places):
+        places = [place for place in places if not place.match.lists_nothing]
     is_known = between or step_of(folder) is not None or any(place.name in SECOND for place in places)
     if is_known and all(is_average_name(place.name) or place.name in SECOND for place in places):
         # An average or a critic is not what the step is about: Open-Sora keeps ema.pt beside the folder of the model.
@@ -130,8 +132,9 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
                 for match in tags_in(tag, there)
                 if tag not in {place.match.root for place in places}
             ]
-    if not places or has_tag_file(folder, there):
-        places = _with_tag(places, [Place("model", match, folder) for match in tags_of(folder, there)], there)
+    if lists_nothing(places) or has_tag_file(folder, there):
+        tags = [Place("model", match, folder) for match in tags_of(folder, there)]
+        places = _with_tag([place for place in places if not (tags and place.match.lists_nothing)], tags, there)
     return _chosen(places)
 
 
@@ -206,6 +209,16 @@ def _saved_together(found: Found, place: Place) -> bool:
     """Whether the weights are as old as the Trainer's own state: with ZeRO it writes gathered weights beside DeepSpeed's folder."""
     state, weights = (status_of(path) for path in (found.path / "trainer_state.json", place.match.first))
     return state is not None and weights is not None and abs(state.st_mtime - weights.st_mtime) < MAX_SECONDS
+
+
+def lists_nothing(places: Sequence[Place]) -> bool:
+    """Whether these are no weights: nothing, or an index none of whose files is there."""
+    return all(place.match.lists_nothing for place in places)
+
+
+def _is_main(place: Place) -> bool:
+    """Whether a place holds weights of a model that is no average and no second one."""
+    return not (place.match.lists_nothing or is_average_name(place.name) or place.name in SECOND or all_refused([place]))
 
 
 def all_refused(places: Sequence[Place]) -> bool:

@@ -56,7 +56,8 @@ class Match:
     ``ranks`` maps rank to file if the format has ranks; ``world_size`` is what the file names say, None if they do not.
     ``trouble`` is the error that describing it will raise, if names alone show it; ``group`` picks one of several state
     dicts inside; ``number`` is which of several models of one save this is (accelerate numbers them, and their optimizers alike);
-    ``more_roots`` are folders of other nodes that hold files of the same save.
+    ``more_roots`` are folders of other nodes that hold files of the same save; ``lists_nothing``: it is an index none of whose files is
+    there, which is only taken where nothing else is.
     """
 
     format: str
@@ -70,6 +71,7 @@ class Match:
     group: str | None = None
     more_roots: tuple[Path, ...] = ()
     number: int = 0
+    lists_nothing: bool = False
 
     @property
     def first(self) -> Path:

@@ -81,6 +81,8 @@ def recognise(path: Path, there: Folders | None = None) -> list[Match]:
     found = [_doubted(match, there) for known in FORMATS for match in known.recognise(path, there)]
     if found and there.is_folder(path) and (error := unfinished_error(path, there)) is not None:
         return [replace(match, trouble=error) for match in found]
+    if any(match.component == "model" and _is_sure(match) and not match.lists_nothing for match in found):
+        found = [match for match in found if not match.lists_nothing]
     unsure = {match.component for match in found if format_of(match).is_unsure}
     read = {
         match.component for match in found if _is_sure(match) and not (match.component in unsure and isinstance(match.trouble, PartOfSet))

@@ -201,7 +201,9 @@ def check_space(needed: Mapping[Path, int], hint: str) -> dict[Path, int | None]
             continue
         above = existing_parent(target)
         try:
-            device, free[target] = os.stat(above).st_dev, shutil.disk_usage(above).free
+            device, usage = os.stat(above).st_dev, shutil.disk_usage(above)
+            # A mount that knows no sizes answers zeros (FUSE without statfs): there is no disk of 0 bytes.
+            free[target] = usage.free if usage.total else None
         except OSError:
             free[target] = None
             continue

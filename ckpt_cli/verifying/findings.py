@@ -108,6 +108,7 @@ KINDS: dict[str, Kind] = {
     "part-of-set": Kind("error", "headers", "weights that are one part of a set, by their names or headers", "get the whole set"),
     "changed-size": Kind("error", "headers", "the size of a file of weights or state has changed since it was written", AGAIN),
     "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
+    "leftover-index": Kind("warning", "headers", "an index none of whose files is here, beside other weights: it is not used", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),
     "duplicate-tensor": Kind("error", "headers", "two files of one model hold the same tensor", "move the older file away"),
     "empty-weights": Kind(

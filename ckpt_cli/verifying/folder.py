@@ -20,12 +20,12 @@ from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.index import Index, Problem
+from ckpt_cli.formats.safetensors.leftovers import TORCH_INDEX, indexes_of_nothing, leftover_text, listing_nothing
 from ckpt_cli.formats.safetensors.names import EMA, SINGLE, SUFFIX, is_index, safetensors_part
 from ckpt_cli.formats.safetensors.scan import WeightSet, part_problem, scan
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.sets.stages import stage_error
-from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import files_of
 from ckpt_cli.hub.beside.named import named_by
@@ -55,6 +55,9 @@ def is_model_folder(path: Path) -> bool:
     """Whether a folder holds weights as loaders read them, or says that it did when it was written."""
     names = [entry.name for entry in files_in(path, lambda name: name.endswith(SUFFIX) or is_index(name) or name == MANIFEST)]
     weights = [name for name in names if name != MANIFEST and not SHARD.fullmatch(name)]
+    if any(not format_of(match).is_loaded for match in recognise(path)):
+        lost = {index.name for index in indexes_of_nothing(path, Folders())}
+        weights = [name for name in weights if name not in lost]
     usual = any(is_index(name) or name in (SINGLE, EMA) or safetensors_part(name) for name in weights)
     if not usual and any(not format_of(match).is_loaded for match in recognise(path)):
         # A value head or an adapter beside pytorch_model.bin, or files of ranks, is not the model.
@@ -106,7 +109,10 @@ def _named_by_others(folder: Path) -> Collection[str]:
 
 def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], files: Files) -> Iterator[Finding]:
     """What is said of weights in other formats: whether they are the model once more is told by samples."""
-    indexed = is_file(folder / TORCH_INDEX)
+    lost = listing_nothing(folder / TORCH_INDEX, Folders()) is not None and TORCH_INDEX not in written
+    if lost:
+        yield finding("leftover-index", leftover_text(folder / TORCH_INDEX), file=TORCH_INDEX)
+    indexed = is_file(folder / TORCH_INDEX) and not lost
     # The shards that were merged here are the source, and no model by themselves.
     shards = {path.name for match in recognise(folder) if format_of(match).is_sharded for path in match.files}
     others = [

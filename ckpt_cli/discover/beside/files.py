@@ -15,11 +15,11 @@ from ckpt_cli.files.folders import Folders, files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, recognise
+from ckpt_cli.formats.safetensors.leftovers import TORCH_INDEX, indexes_of_nothing
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER, is_index, stem_of
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.formats.torch_files.reader import INDEX as TORCH_INDEX
 from ckpt_cli.formats.torch_files.reader import SUFFIXES
 from ckpt_cli.formats.torch_files.unnamed import are_weights
 from ckpt_cli.formats.training_state_names import is_state_file
@@ -169,7 +169,8 @@ def _weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]
     Files whose names do not tell are looked into.
     """
     used = {*used, *(absolute(folder / name) for name in _merged_before(folder))}
-    indexes = files_in(folder, lambda name: is_index(name) or name.endswith(TORCH_INDEX))
+    lost = indexes_of_nothing(folder, Folders())  # told by `leftover_index_notes`
+    indexes = [index for index in files_in(folder, lambda name: is_index(name) or name.endswith(TORCH_INDEX)) if index not in lost]
     listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
     named = [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
     found = [path for path in files_in(folder, _tells_nothing) if absolute(path) not in used and are_weights(path, files)]

@@ -15,6 +15,8 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.registry import describe, format_of, recognise
+from ckpt_cli.formats.safetensors.leftovers import leftover_text
+from ckpt_cli.formats.safetensors.names import is_index
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.config import layer_count
@@ -38,6 +40,8 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
         return None
     main = matches[0]
     name = main.first.name
+    if main.lists_nothing:
+        return name, leftover_text(main.first)
     if name.startswith("adapter_model."):
         return None if is_file(folder / ADAPTER_CONFIG) else (name, f"there is no {ADAPTER_CONFIG} beside it")
     if not is_file(folder / CONFIG) or no_model_config(folder / CONFIG) is not None:
@@ -77,4 +81,5 @@ def compared_stray_notes(target: Target, components: Iterable[Component], files:
 
 
 def _stray_text(name: str, why: str) -> str:
-    return f"{name} beside the step folders is not read, since {why}: the steps are used; to read it, pass the file itself"
+    text = f"{name} beside the step folders is not read, since {why}"
+    return text if is_index(name) and "lists" in why else f"{text}: the steps are used; to read it, pass the file itself"

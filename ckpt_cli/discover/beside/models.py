@@ -135,7 +135,7 @@ def _model_folders(place: Place) -> Iterator[Path]:
 
 
 def _is_loaded(folder: Path) -> bool:
-    return any(format_of(match).is_loaded and match.component == "model" for match in recognise(folder))
+    return any(format_of(match).is_loaded and match.component == "model" and not match.lists_nothing for match in recognise(folder))
 
 
 def comparison_with_folder(folder: Path, held: Mapping[str, Tensor], config: Config, files: Files) -> Comparison | None:

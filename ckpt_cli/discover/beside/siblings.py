@@ -17,6 +17,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import CERTAIN, has_form
+from ckpt_cli.hub.assets import HUB_FOLDER
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import ADAPTER_FOLDER, has_adapters
 from ckpt_cli.names import few
@@ -75,6 +76,8 @@ def notes_below(
         return []  # no weights are read from there
     notes, others = [*_told_of_runs(runs, name), *_told_of_adapters(adapters, name)], []
     for entry in (entry for entry in held if entry.kind != "copy"):
+        if entry.path.name == HUB_FOLDER and entry.matches and all(match.lists_nothing for match in entry.matches):
+            continue  # the side files of a model, with the index of a base among them
         comparison = comparison_with_folder(entry.path, tensors, config, files) if entry.matches else None
         if comparison is None:
             others.append(f"{entry.name}/")

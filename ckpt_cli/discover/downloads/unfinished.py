@@ -1,5 +1,7 @@
 """Side files that did not arrive: what huggingface_hub leaves in a folder, or in its cache, of a download that did not finish.
 
+What other programs leave is in `partial_files`.
+
 In a folder of ``hf download --local-dir`` every file has a lock in `METADATA` from when it is asked for, which stays, and is noted there
 once it has its name. An update removes a file before it gets it anew. In the cache a file and its lock are called by its ETag, and it has a
 name in a snapshot only when it is whole. In both, a process that was killed leaves what had come as ``*.incomplete``, and its next try
@@ -15,11 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.downloads.commits import METADATA, root_of
+from ckpt_cli.discover.downloads.partial_files import told_of_parts
 from ckpt_cli.discover.hub_cache import cached_model
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import entries_in, files_in
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import recognise
+from ckpt_cli.hub.assets import HUB_FOLDER
 from ckpt_cli.hub.beside.names import has_weight_suffix, is_asset_name
 from ckpt_cli.names import few
 from ckpt_cli.paths import absolute
@@ -43,9 +47,11 @@ def unfinished_notes(folders: Sequence[Path], assets: Mapping[str, Path]) -> lis
         if is_remote(folder):
             continue
         with contextlib.suppress(CkptError, OSError):  # what cannot be looked at is found elsewhere
-            wanted = {name for name, path in assets.items() if path.parent in nearer - {folder}}
+            homes = {home for near in nearer - {folder} for home in (near, near / HUB_FOLDER)}
+            wanted = {name for name, path in assets.items() if path.parent in homes}
             text = _told_of_cache(folder) or _told_of_folder(folder, wanted, roots)
-            notes += [Note("warning", "unfinished-download", text)] if text else []
+            told = [text] if text else _told_of_parts(folder, wanted)
+            notes += [Note("warning", "unfinished-download", text) for text in told]
     return notes
 
 
@@ -70,6 +76,12 @@ def _told_of_folder(folder: Path, taken: set[str], roots: dict[Path, Path | None
         f"{folder}: {few(lacking, 4)} {'is' if len(lacking) == 1 else 'are'} not there, since huggingface_hub did not finish the download"
     )
     return f"{', '.join([text, *why])}; more files may be missing: hf download into this folder again gets them"
+
+
+def _told_of_parts(folder: Path, taken: set[str]) -> list[str]:
+    """The same of what other programs leave in a folder."""
+    there = {path.name for path in entries_in(folder)} | taken
+    return list(told_of_parts(folder, lambda name: name not in there and (is_asset_name(name) or _is_missed(name, folder))))
 
 
 def _short(name: str) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ckpt_cli.errors import CorruptFile
+from ckpt_cli.errors import CkptError, CorruptFile
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
+from ckpt_cli.formats.safetensors.leftovers import has_model, indexes_of_nothing, listing_nothing
 from ckpt_cli.formats.safetensors.names import (
     ADAPTER,
     EMA,
@@ -48,20 +49,28 @@ class HubFolder(Format):
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
             if is_index(path.name):
-                return [Match(FORMAT, "model", path.parent, (path,), f"index {path.name}")]
+                return [_indexed(path, listing_nothing(path, there))]
             if path.suffix == SUFFIX:
                 return [Match(FORMAT, "model", path, (path,), "a safetensors file")]
             return []
+        lost = {index: error for index, error in indexes_of_nothing(path, there).items() if is_index(index.name)}
+        matches = self._weights_in(path, [index for index in there.files(path, is_index) if index not in lost], there)
+        alone = path / INDEX if path / INDEX in lost else next(iter(lost), None)
+        if alone is None or any(match.component == "model" and (match.trouble or has_model([match.first.name])) for match in matches):
+            return matches
+        return [_indexed(alone, lost[alone]), *(match for match in matches if match.component != "model")]
+
+    def _weights_in(self, path: Path, indexes: Sequence[Path], there: Folders) -> list[Match]:
+        """What a folder holds, with the ``indexes`` that list files of it."""
         matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if there.is_file(path / EMA) else []
         more = next_models(path, SUFFIX, there)
         matches += [Match(FORMAT, numbered("model", number), path, (file,), file.name, number=number) for number, file in more.items()]
-        if there.is_file(path / INDEX):
-            return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}"), *matches]
+        if path / INDEX in indexes:
+            return [_indexed(path / INDEX), *matches]
         if there.is_file(path / SINGLE):
             return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
-        others = there.files(path, is_index)
-        if len(others) == 1 and not matches:
-            return [Match(FORMAT, "model", path, (others[0],), f"index {others[0].name}")]
+        if len(indexes) == 1 and not matches:
+            return [_indexed(indexes[0])]
         alone = [entry for entry in there.entries(path) if entry.suffix == SUFFIX and entry.name != OPTIMIZER]
         if len(alone) == 1 and not matches and is_whole(alone[0].name) and not holds_torch_model(path, there):
             return [Match(FORMAT, "model", path, (alone[0],), f"the only safetensors file, {alone[0].name}")]
@@ -71,7 +80,7 @@ class HubFolder(Format):
             trouble = without_index(path / f"{named[0][1].stem}{INDEX_SUFFIX}", parts, there)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=trouble), *matches]
         # What was trained with an adapter lies beside it under names of its own.
-        if path / ADAPTER in alone and not (others or matches or holds_torch_model(path, there)):
+        if path / ADAPTER in alone and not (indexes or matches or holds_torch_model(path, there)):
             return [Match(FORMAT, "model", path, (path / ADAPTER,), f"{ADAPTER} of PEFT")]
         return matches
 
@@ -118,6 +127,11 @@ class HubFolder(Format):
         return Component(
             match.component, FORMAT, match.root, tensors, paths, leaves=leaves, notes=notes, writer=match.evidence, metadata=said
         )
+
+
+def _indexed(index: Path, lost: CkptError | None = None) -> Match:
+    """The model of an index; ``lost``: the error where none of its files is there."""
+    return Match(FORMAT, "model", index.parent, (index,), f"index {index.name}", trouble=lost, lists_nothing=lost is not None)
 
 
 def _metadata(paths: Sequence[Path], files: Files) -> tuple[dict[str, str], list[str]]:

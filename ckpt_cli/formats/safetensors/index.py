@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Inconsistent, MissingShard, PartOfSet, reading
-from ckpt_cli.files.folders import Folders, is_file, stays_inside
+from ckpt_cli.files.folders import Folders, files_in, is_file, stays_inside
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, read_small
-from ckpt_cli.formats.sets.names import lost_part, unlisted_parts
+from ckpt_cli.formats.sets.names import lost_part, part_name, unlisted_parts
 from ckpt_cli.names import few, plural, printable
 
 
@@ -108,8 +108,14 @@ class Index:
         for file in absent:
             text = f"{len(absent)} of {plural(len(self.files), 'weight file')} are missing: {few(absent)}"
             hint = "copy the missing files from where the model came from"
+            if len(absent) == len(self.files) and (parts := files_in(self.path.parent, self._may_be_of_another)):
+                hint = f"the index is of another model than {few([part.name for part in parts], 1)}: copy the one that was saved with it"
             lost = MissingShard(text, path=self.path, expected=str(self.path.parent / absent[0]), hint=hint)
             yield Problem("missing-file", f"the index says that it holds {counts[file]} tensors", lost, file)
+
+    def _may_be_of_another(self, name: str) -> bool:
+        """Whether a file is a part of a set, such as that of a model whose index this one was copied over."""
+        return name.endswith(Path(self.files[0]).suffix) and part_name(name) is not None
 
     def misplaced(self, held: Mapping[str, Collection[str] | None]) -> Iterator[Problem]:
         """Tensors that are not in the file that it says; ``held`` are the names in each file, None for one that could not be read."""

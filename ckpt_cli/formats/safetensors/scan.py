@@ -16,6 +16,7 @@ from ckpt_cli.files.safetensors_file import Entry, read_header
 from ckpt_cli.files.source import Files, Source
 from ckpt_cli.formats.placeholders import placeholders
 from ckpt_cli.formats.safetensors.index import Index, Problem
+from ckpt_cli.formats.safetensors.leftovers import has_model, leftover_text, listing_nothing
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, is_whole, safetensors_part, stem_of
 from ckpt_cli.formats.safetensors.two_exports import signs
 from ckpt_cli.formats.sets.contents import refuse_shard, share_error
@@ -50,7 +51,11 @@ def scan(folder: Path, files: Files, written: Collection[str] | None = None) -> 
     look = _Look(folder, files)
     names = [path.name for path in files_in(folder, lambda name: name.endswith(SUFFIX))]
     indexes: dict[str, Index | None] = {}
+    there = Folders()
     for path in files_in(folder, is_index):
+        if path.name not in (written or ()) and has_model(names) and listing_nothing(path, there) is not None:
+            look.problems.append(Problem("leftover-index", leftover_text(path), file=path.name))
+            continue
         indexes[stem_of(path.name)] = None
         try:
             indexes[stem_of(path.name)] = Index.read(path, SUFFIX, files)

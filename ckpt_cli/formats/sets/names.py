@@ -293,7 +293,7 @@ def index_beside(path: Path, there: Folders) -> Path | None:
     """An index in the same folder that lists this file, and others with it."""
     for index in there.entries(path.parent):
         if INDEX_NAME.search(index.name):
-            files = _indexed(index)
+            files = listed_files(index)
             if path.name in files and len(files) > 1:
                 return index
     return None
@@ -316,7 +316,8 @@ def unlisted_parts(files: Iterable[str]) -> list[str]:
     return absent
 
 
-def _indexed(index: Path) -> set[str]:
+def listed_files(index: Path) -> set[str]:
+    """The names of the files that an index lists; none if it cannot be read."""
     try:
         content = parse_json(read_small(index), "the index")
     except CkptError:
@@ -375,7 +376,7 @@ def _hint(part: SetMember, missing: Sequence[str], there: Folders) -> str:
     """What to do next; every hint states only what was checked."""
     index = index_beside(part.path, there)
     if index is not None:
-        absent = [file for file in sorted(_indexed(index)) if not there.is_file(index.parent / file)]
+        absent = [file for file in sorted(listed_files(index)) if not there.is_file(index.parent / file)]
         return f"pass {index}" if not absent else f"{index.name} lists the files; get the missing ones: {few(absent)}"
     if part.kind.unit == "parameter":
         return "pass the folder of the whole save"

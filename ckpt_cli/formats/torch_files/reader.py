@@ -19,6 +19,8 @@ from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.rank_files.reader import announced_size
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
+from ckpt_cli.formats.safetensors.leftovers import TORCH_INDEX as INDEX
+from ckpt_cli.formats.safetensors.leftovers import listing_nothing
 from ckpt_cli.formats.safetensors.names import model_number, next_models
 from ckpt_cli.formats.safetensors.two_exports import signs
 from ckpt_cli.formats.sets.contents import refuse_part
@@ -34,7 +36,6 @@ from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "torch-file"
-INDEX = "pytorch_model.bin.index.json"
 KNOWN = re.compile(
     r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
     r"|(model|checkpoint|model_best)\.pth\.tar|lit_model\.pth|model_optim_rng\.pt|consolidated\.0+\.pth",
@@ -68,12 +69,18 @@ class TorchFiles(Format):
     def recognise(self, path: Path, there: Folders) -> list[Match]:
         if there.is_file(path):
             if path.name == INDEX:
-                return [Match(FORMAT, "model", path.parent, (path,), f"index {INDEX}")]
+                return [_indexed(path, there)]
             wanted = (path.name.endswith(SUFFIXES) and not is_state_file(path.name)) or REGISTERED.fullmatch(path.name)
             match = Match(FORMAT, _component(path), path, (path,), "a file of torch.save", number=_number(path))
             return [match] if wanted else []
-        if there.is_file(path / INDEX):
-            return [Match(FORMAT, "model", path, (path / INDEX,), f"index {INDEX}")]
+        index = _indexed(path / INDEX, there) if there.is_file(path / INDEX) else None
+        if index is not None and not index.lists_nothing:
+            return [index]
+        matches = self._files_in(path, there)
+        return matches if index is None or any(match.component == "model" for match in matches) else [index, *matches]
+
+    def _files_in(self, path: Path, there: Folders) -> list[Match]:
+        """What a folder holds without an index."""
         listed = there.files(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
         found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
         found += next_models(path, ".bin", there).values()
@@ -162,6 +169,11 @@ class TorchFiles(Format):
 def holds_torch_model(folder: Path, there: Folders) -> bool:
     """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
     return there.is_file(folder / INDEX) or bool(there.files(folder, lambda name: KNOWN.fullmatch(name) or _part(name)))
+
+
+def _indexed(index: Path, there: Folders) -> Match:
+    lost = listing_nothing(index, there)
+    return Match(FORMAT, "model", index.parent, (index,), f"index {INDEX}", trouble=lost, lists_nothing=lost is not None)
 
 
 def _part(name: str) -> PartName | None:

@@ -211,3 +211,43 @@ def test_all_components_are_fewer_than_those_of_the_step_before(tmp_path: Path) 
     (text,) = [note.text for note in done.checkpoint.notes if note.code == "fewer-components"]
     assert text == "global_step_300 has no critic, which global_step_200 has"
     assert not [note for note in ckpt_cli.merge(tmp_path / "run", tmp_path / "other").checkpoint.notes if note.code == "fewer-components"]
+
+
+class TestAStepWithAnAverageMergedInPlace:
+    """`merge --in-place --type ema` writes model.safetensors; without the shards, that is the EMA and no model of the training."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        folders(tmp_path / "run")
+        ckpt_cli.merge(tmp_path / "run", type="ema", in_place=True)
+        return tmp_path / "run"
+
+    def slimmed(self, run: Path) -> Path:
+        for name in ("pytorch_model_fsdp_0", "pytorch_ema_model_fsdp_0"):
+            shutil.rmtree(run / "checkpoint-300" / name)
+        return run
+
+    def test_beside_the_shards_changes_nothing(self, run: Path, tmp_path: Path) -> None:
+        for name, more in (("model", 0), ("ema", 1)):
+            ckpt_cli.merge(run, tmp_path / name, type=name)
+            assert torch.equal(
+                load_file(tmp_path / name / "model.safetensors")["lm_head.weight"], tiny.weights(300 + more)["lm_head.weight"]
+            )
+
+    def test_is_an_average_alone(self, run: Path, tmp_path: Path) -> None:
+        self.slimmed(run)
+        assert [place.name for place in ckpt_cli.detect(run / "checkpoint-300", type="ema").checkpoint.components] == ["ema"]
+        for asked in (None, "model"):
+            with pytest.raises(IncompleteError, match="main component is missing"):
+                ckpt_cli.merge(run / "checkpoint-300", tmp_path / "out", type=asked)
+        result = ckpt_cli.merge(run, tmp_path / "model", type="model")
+        assert (result.checkpoint.step, [note.code for note in result.checkpoint.notes if note.code == "step-skipped"]) == (
+            200,
+            ["step-skipped"],
+        )
+        ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+        assert torch.equal(load_file(tmp_path / "ema" / "model.safetensors")["lm_head.weight"], tiny.weights(301)["lm_head.weight"])
+
+    def test_alone_is_still_merged_where_no_component_is_named(self, run: Path, tmp_path: Path) -> None:
+        alone = self.slimmed(run).joinpath("checkpoint-300").rename(tmp_path / "alone")
+        assert ckpt_cli.merge(alone, tmp_path / "out").outputs[0].component == "ema"

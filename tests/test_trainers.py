@@ -314,7 +314,7 @@ def test_the_step_that_lerobot_counts_is_compared_with_the_folder(tmp_path: Path
 
 
 def unfinished(kind: str, tmp_path: Path, data: Path) -> Tree:
-    row = next(row for row in TRAINERS if row.unfinished)
+    row = next(row for row in TRAINERS if row.unfinished == ".incomplete")
     tree = build(row, kind, row.weights[0], tmp_path, data)
     assert tree.step is not None
     (tree.step / row.unfinished).write_text("")
@@ -325,6 +325,32 @@ def test_a_save_in_progress_is_said_where_the_files_prove_the_weights(tmp_path: 
     tree = unfinished("dcp", tmp_path, data)
     codes = {note.code: note.text for note in ckpt_cli.detect(tree.run).checkpoint.notes}
     assert ".incomplete says" in codes["unfinished"]
+
+
+@pytest.mark.parametrize("command", ["merge", "average", "extract_state", "verify", "detect"])
+def test_a_save_on_sigterm_that_was_killed_is_said(tmp_path: Path, command: str) -> None:
+    """transformers leaves a file in the step until the save ended, which may go over an older one."""
+    for step in (1, 2):
+        folder = tmp_path / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        save_file({"a.weight": torch.ones(3, 3) * step}, folder / "model.safetensors")
+        torch.save({"last_epoch": step}, folder / "scheduler.pt")
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (folder / "checkpoint-is-incomplete.txt").write_text("Checkpoint started at step 2 and in progress...")
+    path = folder if command == "verify" else tmp_path / "run"
+    given: dict[str, Any] = {"average": {"last": 2, "output": tmp_path / "out"}, "verify": {}, "detect": {}}.get(
+        command, {"output": tmp_path / "out"}
+    )
+    result = getattr(ckpt_cli, command)(path, **given)
+    notes = result.checkpoint.notes if command in ("merge", "detect", "average") else result.notes
+    assert "checkpoint-is-incomplete.txt says that checkpoint-2 was not saved to its end" in str([note.text for note in notes])
+
+
+def test_a_mark_beside_a_file_is_one_of_that_file(tmp_path: Path) -> None:
+    """NeMo puts one beside a checkpoint until it is whole."""
+    torch.save({"a.weight": torch.ones(3, 3)}, tmp_path / "last.ckpt")
+    (tmp_path / "last.ckpt-unfinished").write_text("")
+    assert "unfinished" in {note.code for note in ckpt_cli.detect(tmp_path / "last.ckpt").checkpoint.notes}
 
 
 def test_a_save_in_progress_is_refused_where_they_do_not(tmp_path: Path, data: Path) -> None:

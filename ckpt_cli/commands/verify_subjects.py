@@ -10,6 +10,7 @@ from pathlib import Path
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
+from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.siblings import notes_below
 from ckpt_cli.discover.forms.inner_steps import Read, notes_inside
 from ckpt_cli.discover.found import Found
@@ -96,7 +97,8 @@ def find_subjects(
     if step is None and is_folder(path) and is_model_folder(path):
         places = tuple(places_in(path, Folders()))
         taken = {place.match.root for place in places}
-        lost = _lost_by_step(Found(path, step_of(path), places))
+        as_step = Found(path, step_of(path), places)
+        lost = [*_lost_by_step(as_step), *(mark_notes(as_step, places[0]) if places else ())]
         found = _folder_subjects(path, files, type)
         return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost)) for one in found]
     if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):

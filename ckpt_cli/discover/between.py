@@ -52,7 +52,8 @@ def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = (), p
         if not is_known and not known and len(models) > 1:
             return []  # a folder of models is no checkpoint
         rivals = [entry for entry in held if entry not in (*averages, *outputs) and entry.kind != "adapter"]
-        others = files_with_weights(folder, there)
+        taken = {path for match in known for path in match.files}
+        others = [name for name in files_with_weights(folder, there) if folder / name not in taken]
         readable = models or [entry for entry in rivals if entry.kind in ("companion", "copy") and entry.matches]
         seconds = [*known, *(match for entry in averages for match in _as_average(entry))]
         if seconds and not readable and (rivals or others):

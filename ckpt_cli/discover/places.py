@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.beside.outputs import as_merged
 from ckpt_cli.discover.between import doubted, is_chosen, step_above, weights_beneath
 from ckpt_cli.discover.found import Found, PassedOver, Place, Target
 from ckpt_cli.discover.tags import has_tag_file, names_own_tag, passed_over_by_latest, step_at, tag_notes, tags_below, tags_of
@@ -105,6 +106,8 @@ def places_in(folder: Path, there: Folders, *, between: bool = False) -> tuple[P
         if _may_hold_component(entry.name) and there.is_broken(entry):
             raise broken_link(entry)
     places = [Place(match.component, doubted(match, there), folder) for match in recognise(folder, there)]
+    if there.is_file(folder / MANIFEST):
+        places = [as_merged(place) if place.name == "model" else place for place in places]
     children = [child.name for child in there.folders(folder, _may_hold_component)]
     for role in ROLES:
         if role in children:

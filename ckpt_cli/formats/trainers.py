@@ -82,7 +82,15 @@ THE_RUN = "the run"
 """The folder of the steps, where Hugging Face's Trainer and axolotl leave config and tokenizer."""
 
 TRAINERS = (
-    Trainer("Hugging Face Trainer with DeepSpeed", ZERO, steps=("checkpoint-N",), beside=TRAINER_STATE, trackers=LATEST, config=(THE_RUN,)),
+    Trainer(
+        "Hugging Face Trainer with DeepSpeed",
+        ZERO,
+        steps=("checkpoint-N",),
+        beside=TRAINER_STATE,
+        trackers=LATEST,
+        unfinished="checkpoint-is-incomplete.txt",  # of saves on SIGTERM (transformers, trainer_jit_checkpoint.py)
+        config=(THE_RUN,),
+    ),
     Trainer(
         "accelerate with DeepSpeed",
         ZERO,
@@ -325,6 +333,9 @@ OPTIMIZERS = _all(trainer.optimizers for trainer in TRAINERS)
 STATES = _all(trainer.states for trainer in TRAINERS)
 TRACKERS = _all(trainer.trackers for trainer in TRAINERS)
 UNFINISHED = _all((trainer.unfinished,) for trainer in TRAINERS if trainer.unfinished)
+UNFINISHED_BESIDE = "-unfinished"
+"""What NeMo adds to the name of a checkpoint for a file beside it that is there while it is being written."""
+
 PARTIAL = _all(tuple(f"{trainer.partial}{step}" for step in trainer.steps) for trainer in TRAINERS if trainer.partial)
 """Step folders of saves that are not whole yet."""
 

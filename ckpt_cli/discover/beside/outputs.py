@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.discover.found import Place
@@ -12,12 +13,15 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, is_folder, stays_inside
 from ckpt_cli.files.manifest import LEFT_OUT, Manifest, read_manifest
 from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.beside.names import folder_read, is_asset_name, is_unknown
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component, Note
 
 STATE = "extract-state"
+COMPONENT = "component"
+"""The entry of a manifest that says what was merged."""
 
 
 def made_by_ckpt(component: Component) -> Manifest | None:
@@ -41,6 +45,20 @@ def is_output(place: Place) -> bool:
     # An index that was made with them is a file beside the weights.
     written = (*manifest.outputs, *(name for name in manifest.side_files if name.endswith(".index.json")))
     return all(path.parent == place.match.root and path.name in written for path in place.match.files)
+
+
+def as_merged(place: Place) -> Place:
+    """A place under the name of what ``--in-place`` merged there: an average in ``model.safetensors`` is no model of the training."""
+    folder = place.match.root
+    made = None
+    with contextlib.suppress(CkptError):  # it is only asked; `verify` reports it
+        made = read_manifest(folder)
+    said = made.facts.get(COMPONENT) if made is not None and made.options.get("in_place") else None
+    if made is None or not isinstance(said, str) or not is_average_name(said):
+        return place
+    written = {*made.outputs, *made.side_files}
+    is_it = all(path.parent == folder and path.name in written for path in place.match.files)
+    return replace(place, name=said) if is_it else place
 
 
 def partial_notes(component: Component, made: Manifest | None, there: Container[str] = ()) -> list[Note]:

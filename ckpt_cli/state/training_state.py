@@ -19,8 +19,8 @@ from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counts_other
 from ckpt_cli.names import few
+from ckpt_cli.state.agreement.random_states import form_notes
 from ckpt_cli.state.before import notes_of_before
-from ckpt_cli.state.random_states import form_notes
 from ckpt_cli.state.ranks import checked_ranks, counted_ranks
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import MAX_DEPTH, TensorValue, Unrepresented, ValueReader, equal, unrepresented

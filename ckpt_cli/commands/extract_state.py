@@ -44,6 +44,7 @@ from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo, StepInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
+from ckpt_cli.state.agreement.learning_rates import rate_notes
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files, state_sources
 from ckpt_cli.state.optimizer import optimizer_notes, read_optimizer
 from ckpt_cli.state.optimizer_tensors import Optimizer
@@ -163,10 +164,11 @@ def _told(state: TrainingState, optimizer: Optimizer | None, whole: plan.Plan, f
     """What is said of the state and of the optimizer, whose files are from one save if they are from the same step."""
     if optimizer is None:
         return state.notes
+    told = [*optimizer.notes, *rate_notes(state.training.get("lr"), optimizer.content["param_groups"])]
     apart = age_notes([*whole.sources, *map(files.source, state.of_ranks)])
     if not apart or any(note.code == APART for note in optimizer.notes):
-        return [*state.notes, *optimizer.notes]
-    return [*(note for note in state.notes if note.code != APART), *optimizer.notes, *apart]
+        return [*state.notes, *told]
+    return [*(note for note in state.notes if note.code != APART), *told, *apart]
 
 
 def _hint(found: Found, place: Place, files: Files, options: ExtractOptions) -> str | None:

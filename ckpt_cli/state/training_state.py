@@ -19,6 +19,7 @@ from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counts_other
 from ckpt_cli.names import few
+from ckpt_cli.state.agreement.random_states import form_notes
 from ckpt_cli.state.before import notes_of_before
 from ckpt_cli.state.ranks import checked_ranks, counted_ranks
 from ckpt_cli.tensors.component import Note
@@ -261,6 +262,7 @@ def _merge_randoms(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any]
     if not randoms:
         return
     state.ranks = max(state.ranks, max(randoms) + 1)
+    state.notes += form_notes(randoms)
     merged: dict[str, Any] = {}
     first = randoms[min(randoms)]
     for name, aliases in RANDOM_NAMES.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,8 +92,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     found += [*_settings_beside(folder), *_codes_beside(folder, tensors), *_name(folder, config, tensors, loaded_as)]
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
-    for item in mismatches(config, shapes, known=known, namings=namings):
-        found += [finding(item.code, item.text, tensor=glob) for glob in item.lacking or (None,)]
+    found += _counted(config, tensors, known=known, namings=namings)
     unknown = kind.unknown if isinstance(kind, KnownClass) else kind
     if isinstance(unknown, Unbuildable):
         found.append(finding("unbuildable-config", unknown, file=CONFIG))
@@ -142,7 +141,16 @@ def without_config(tensors: Mapping[str, Tensor], *, written: bool, instead: str
         told = finding(
             "no-model-config", f"it is no config of a model, it holds {instead}: names and shapes were not compared", file=CONFIG
         )
-    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), told))
+    return ConfigCheck({}, (*(finding(note.code, note.text) for note in odd), *_counted({}, tensors), told))
+
+
+def _counted(
+    config: Config, tensors: Mapping[str, Tensor], *, known: bool = False, namings: Sequence[Collection[str]] = ()
+) -> list[Finding]:
+    """Counts in which tensors differ from a config, or from one another: layers that lack what others of their stack have."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    items = mismatches(config, shapes, known=known, namings=namings)
+    return [finding(item.code, item.text, tensor=glob) for item in items for glob in item.lacking or (None,)]
 
 
 def _dtype(config: Config, tensors: Mapping[str, Tensor], kind: KnownClass | str) -> Iterator[Finding]:

@@ -39,9 +39,11 @@ def left_out(manifest: Manifest | None, config: ConfigCheck, include: Sequence[s
             dropped = _dropped(manifest, config.config)
         return name in dropped or ("*" in name and any(fnmatch.fnmatchcase(other, name) for other in dropped))
 
+    # Which tensors make layers uneven, and how, nobody tells: what was left out on purpose may have.
+    uneven = bool(including or excluding or allowed or (manifest is not None and manifest.facts.get("dropped")))
     return [
         finding("left-out", item.message, tensor=item.tensor)
-        if item.code in MISSING and item.tensor is not None and on_purpose(item.tensor)
+        if (item.code in MISSING and item.tensor is not None and on_purpose(item.tensor)) or (item.code == "uneven-layers" and uneven)
         else item
         for item in config.findings
     ]

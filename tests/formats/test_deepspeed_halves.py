@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent, MissingShard, Undecidable
 from tests.conftest import Copy
 from tests.formats.test_deepspeed import changed
 
@@ -62,6 +62,19 @@ class TestWeightsOfStage0:
             content["optimizer"]["fp32_groups"][1].pop()
         refused(run, CorruptFile, "10 parameters, and 9 fp32 weights")
 
+    def test_a_group_that_is_lost_is_refused(self, copy: Copy) -> None:
+        run = copy("deepspeed", "z0-bf16-w2", "run")
+        with changed(run / "global_step3/mp_rank_00_model_states.pt") as content:
+            content["optimizer"]["fp32_groups"].pop()
+        refused(run, CorruptFile, "2 groups of parameters, and fp32 weights of 1")
+
+    def test_an_optimizer_that_lost_all_of_them_is_told(self, copy: Copy) -> None:
+        run = copy("deepspeed", "z0-bf16-w2", "run")
+        with changed(run / "global_step3/mp_rank_00_model_states.pt") as content:
+            del content["optimizer"]["fp32_groups"]
+        notes = ckpt_cli.merge(run, run.parent / "out").checkpoint.notes
+        assert "lacks them (fp32_groups)" in next(note.text for note in notes if note.code == "no-masters")
+
     def test_an_optimizer_of_experts_that_is_empty_is_refused(self, copy: Copy) -> None:
         run = copy("deepspeed", "moe-z0-w2-ep2", "run")
         with changed(run / "global_step3/expp_rank_1_mp_rank_00_optim_states.pt") as content:
@@ -84,3 +97,12 @@ def test_a_stage_whose_optimizer_keeps_less_is_refused(copy: Copy, slot: str) ->
         del content["optimizer_state_dict"]["base_optimizer_state"]["state"][0][slot]
     with pytest.raises(Inconsistent, match=f"keeps {slot} of group 0 in model parallel rank 0, and not in rank 1"):
         ckpt_cli.extract_state(run, run.parent / "out", optimizer=True)
+
+
+def test_vectors_of_a_universal_save_without_their_shapes_are_refused(copy: Copy) -> None:
+    run = copy("deepspeed", "universal-z3-w2", "run")
+    for path in run.glob("*/*model_states.pt"):
+        with changed(path) as content:
+            content["param_shapes"] = []
+    with pytest.raises(Undecidable, match="do not tell its shape"):
+        ckpt_cli.merge(run / "global_step3_universal", run.parent / "out")

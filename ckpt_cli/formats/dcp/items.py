@@ -90,6 +90,16 @@ class ItemReader:
         last = _last_entries(catalog)
         return [file for file in used if self._files.source(self.path(file)).size < last[file].offset + last[file].length]
 
+    def size(self, file: str) -> int | None:
+        """Bytes of a data file; None for one of a store where no values are read."""
+        path = self.path(file)
+        return None if is_remote(path) and not self._files.values else self._files.source(path).size
+
+    def raw(self, file: str, offset: int, count: int) -> bytes:
+        """Bytes of a data file, whatever they mean; none where the file is cut off before."""
+        source = self._files.source(self.path(file))
+        return bytes(source.read(offset, count)) if offset + count <= source.size else b""
+
     def expect(self, tensors: Iterable[CatalogTensor]) -> None:
         """Have the ends of all items of some tensors fetched ahead, if they lie in a store: that is where it says what is in them."""
         ends: dict[str, list[tuple[int, int]]] = {}

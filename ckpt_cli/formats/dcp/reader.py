@@ -19,6 +19,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.agreement import lost_notes
+from ckpt_cli.formats.dcp.copies import copied_notes
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.kept_configs import configs_among
@@ -260,7 +261,7 @@ def notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], re
     cut = reader.cut_files(catalog, used)
     sources = [files.source(reader.path(file)) for file in used]
     metadata = [files.source(path) for path in metadata_files((match.root, *match.more_roots), files)]
-    told = [*lost_notes(catalog.lost, METADATA), *cut_notes(cut), *origin_notes(catalog, match.root)]
+    told = [*lost_notes(catalog.lost, METADATA), *cut_notes(cut), *copied_notes(catalog, used, reader), *origin_notes(catalog, match.root)]
     return [*told, *step_notes(catalog, reader), *age_notes([*sources, *metadata])]
 
 

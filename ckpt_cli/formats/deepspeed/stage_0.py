@@ -47,6 +47,7 @@ class Masters:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     is_flat: bool = False
+    is_lost: bool = False
     places: dict[tuple[Path, int, int], str] = field(default_factory=dict)
     doubtful: list[str] = field(default_factory=list)
 
@@ -54,6 +55,9 @@ class Masters:
     def notes(self) -> list[Note]:
         if self.is_flat:
             text = "the fp32 weights are in vectors without names and sizes (fp32_groups_flat): those of the module were taken"
+            return [Note("warning", "no-masters", text)]
+        if self.is_lost:
+            text = "the optimizer that keeps the fp32 weights lacks them (fp32_groups): those of the training's dtype were taken"
             return [Note("warning", "no-masters", text)]
         if not self.doubtful:
             return []
@@ -92,6 +96,8 @@ def read_masters(save: Save, files: Files) -> Masters:
     for path, file, entries in optimizers:
         groups = entries.get("fp32_groups")
         if groups is None:
+            # An optimizer without fp32 weights is torch's own state alone.
+            found.is_lost |= "optimizer_state_dict" in entries and not found.is_flat
             continue
         with reading(path):
             masters = _masters(file, groups)
@@ -128,9 +134,12 @@ def _in_all_experts(name: str) -> tuple[str, str] | None:
 
 
 def _check_counts(masters: Sequence[Sequence[Tensor]], optimizer: Mapping[Any, Any]) -> None:
-    """Raise CorruptFile if the optimizer has another number of parameters in a group than there are fp32 weights."""
+    """Raise CorruptFile if the optimizer has other groups, or another number of parameters in one, than there are fp32 weights."""
     listed = optimizer.get("param_groups")
     groups = [as_dict(group) or {} for group in listed] if isinstance(listed, (list, tuple)) else []
+    if groups and len(groups) != len(masters):
+        text = f"the optimizer has {plural(len(groups), 'group')} of parameters, and fp32 weights of {len(masters)}"
+        raise CorruptFile(text, expected="as many of both", hint=f"--type {WEIGHTS_16} takes the weights of the module")
     for held, group in zip(masters, groups, strict=False):
         numbers = group.get("params")
         if isinstance(numbers, (list, tuple)) and len(numbers) != len(held):

@@ -40,8 +40,14 @@ def universal_tensors(save: Save, files: Files, slot: str = FP32) -> dict[str, T
         if (shapes and name not in shapes) or not is_file(path):
             continue
         with reading(path, tensor=name):
-            stored = _stored(path, files)
+            stored, flat = _stored(path, files)
             shape = shapes.get(name)
+            if shape is None and flat and len(stored.shape) == 1:
+                raise Undecidable(
+                    "its values are a vector, as those of stage 3 are, and the model states do not tell its shape",
+                    expected="param_shapes in the model states",
+                    hint="merge the save that it was made from",
+                )
             if shape is None or stored.shape in (shape, ()):
                 tensors[name] = tensor_of(name, stored)
             elif len(stored.shape) == 1 and stored.numel == math.prod(shape):
@@ -90,13 +96,14 @@ def universal_files(save: Save) -> list[Path]:
     return [path for folder in save.names.parameters if is_file(path := folder / f"{FP32}.pt")]
 
 
-def _stored(path: Path, files: Files) -> StoredTensor:
+def _stored(path: Path, files: Files) -> tuple[StoredTensor, bool]:
+    """What a file holds, and whether it is a tensor alone: that of stage 3 is flat."""
     file = files.parsed(path, TorchFile)
     entries = as_dict(file.root)
     stored = file.tensor(entries.get("param") if entries is not None else file.root)
     if stored is None:
         raise CorruptFile("the file holds no parameter", expected='a tensor, or a dict with "param"')
-    return stored
+    return stored, entries is None
 
 
 def _groups(save: Save, files: Files, names: Sequence[str]) -> list[Group]:

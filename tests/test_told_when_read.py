@@ -1,4 +1,4 @@
-"""What a merge says of values is said where they are read: by `open`, `load_state_dict`, `load_into` and `diff`."""
+"""What a merge says of values is said where they are read: by `open`, `load_state_dict`, `load_into`, `diff` and `verify`."""
 
 from __future__ import annotations
 
@@ -53,12 +53,36 @@ class TestAdaptersThatAreFused:
         path.write_text(json.dumps({**json.loads(path.read_text()), "use_what_comes_next": True}))
         merged, *reading = self.told(folder)
         assert reading == [{"unknown-setting": merged["unknown-setting"]}] * 2
+        assert [item.code for item in ckpt_cli.verify(folder / "adapter").findings if item.severity == "warning"] == ["unknown-setting"]
 
     def test_that_change_nothing(self, folder: Path) -> None:
         path = folder / "adapter" / "adapter_model.safetensors"
         save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}, path)
         merged, *reading = self.told(folder)
         assert reading == [{"untrained-adapter": merged["untrained-adapter"]}] * 2
+
+
+class TestAdaptersBesideTheirBase:
+    """One state dict of a PeftModel: `verify` looks at the fused weights, as a merge writes them."""
+
+    @pytest.mark.parametrize("settings", [{}, {"use_what_comes_next": True}])
+    def test_are_judged_alike_by_merge_and_verify(self, settings: dict[str, Any], tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model = peft.get_peft_model(build(*MODELS["llama"]), peft.LoraConfig(target_modules=["q_proj"], r=2, lora_alpha=4))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(1.0)
+        model.peft_config["default"].save_pretrained(tmp_path / "run")
+        path = tmp_path / "run" / "adapter_config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+        torch.save(model.state_dict(), tmp_path / "run" / "pytorch_model.bin")
+        (merged,) = ckpt_cli.merge(tmp_path / "run", tmp_path / "out").outputs
+        wanted = {"unknown-setting"} if settings else set()
+        assert warnings(merged.notes).keys() & {"unknown-setting"} == wanted
+        assert warnings(ckpt_cli.verify(tmp_path / "run").notes).keys() & {"unknown-setting"} == wanted
+        told = warnings(ckpt_cli.diff(tmp_path / "run", tmp_path / "out").notes)
+        assert told.keys() & {"unknown-setting"} == wanted
 
 
 class TestTensorsThatAreMissing:

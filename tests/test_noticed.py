@@ -244,6 +244,27 @@ class TestDcpMetadataOfAnotherSave:
         told = self.warnings(one, tmp_path / "out")["step-differs"]
         assert "the optimizer has counted 100 steps in" in told
         assert f"and 110 in {of_b}" in told
+        state = ckpt_cli.extract_state(one, tmp_path / "state", optimizer=True)
+        assert told in {note.text for note in state.notes}
+
+    def test_also_in_a_folder_of_its_own_beside_files_of_ranks(self, tmp_path: Path) -> None:
+        """What is said of weights says nothing of an optimizer that lies elsewhere."""
+        home = tmp_path / "checkpoint_100"
+        home.mkdir()
+        torch.save({name: torch.ones(4) for name in "abcd"}, home / "pytorch_model_fsdp.bin")
+        torch.save({"last_epoch": 100}, home / "scheduler.bin")
+        one, two = _counting(tmp_path / "saved", 100), _counting(tmp_path / "saved", 110)
+        shutil.copytree(one, home / "optimizer_0")
+
+        def told() -> set[str]:
+            return {note.code for note in ckpt_cli.extract_state(home, optimizer=True, dry_run=True).notes}
+
+        assert told().isdisjoint({"step-differs", "written-apart"})
+        metadata = home / "optimizer_0" / ".metadata"
+        os.utime(metadata, (metadata.stat().st_mtime - 7200,) * 2)
+        assert "written-apart" in told()
+        shutil.copy(two / _file_of_step(two, "b"), home / "optimizer_0" / _file_of_step(one, "b"))
+        assert "step-differs" in told()
 
     def test_the_file_that_is_named_holds_the_count_that_is_said_of_it(self, tmp_path: Path) -> None:
         """Two files are each of another save: only one that holds the usual count agrees with the rest."""

@@ -39,6 +39,7 @@ from ckpt_cli.loading.match import Matched, best_match, matched
 from ckpt_cli.loading.modules.adapter_scales import adapter_notes
 from ckpt_cli.loading.modules.load_hooks import not_run
 from ckpt_cli.loading.modules.transient_buffers import buffer_notes
+from ckpt_cli.loading.notes import lacking_notes, notes_of_reading
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
 from ckpt_cli.lora.merge import adapters_alone, is_kept_for_reading
@@ -59,10 +60,6 @@ if TYPE_CHECKING:
     import torch
 
 
-OF_READING = ("replicas-differ", "unused-pattern", "unused-rule", "native-names", ROTARY_ORDER, "sparse-file", "zero-tail", "other-base")
-"""Notes of a merge that are as true where nothing is written."""
-
-
 @dataclass(frozen=True, slots=True)
 class Named:
     """The tensors of a component under the names of a merge, and the tied ones that a merge leaves out."""
@@ -74,7 +71,7 @@ class Named:
     @property
     def notes(self) -> tuple[NoteInfo, ...]:
         """What concerns reading: a folder that nobody writes needs no advice."""
-        return tuple(NoteInfo.of(note) for note in dict.fromkeys(self.part.notes) if note.code in OF_READING)
+        return tuple(map(NoteInfo.of, notes_of_reading(self.part)))
 
 
 @boundary
@@ -123,7 +120,7 @@ def open(  # noqa: A001 - as `ckpt_cli.open`
         step=opened.found.step,
         component=opened.components[0].name,
         components=tuple(place.name for place in opened.found.places),
-        notes=(*(NoteInfo.of(note) for note in opened.notes), *named.notes),
+        notes=(*map(NoteInfo.of, (*opened.notes, *lacking_notes(named.part, chosen.include, chosen.exclude))), *named.notes),
     )
 
 

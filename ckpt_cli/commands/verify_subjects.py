@@ -31,6 +31,7 @@ from ckpt_cli.hub.adapters.other_kinds import OtherAdapters, other_adapters
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.lacking import lost_notes
 from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.loading.notes import notes_of_reading
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
@@ -41,7 +42,7 @@ from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
 from ckpt_cli.verifying.beside import damaged_files
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
-from ckpt_cli.verifying.findings import finding
+from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import MODEL, FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
 
 STATE, THE_STEP = "extract-state", "the step"
@@ -111,6 +112,9 @@ def find_subjects(
         return [replace(subject, notes=notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
     part, component = _merged_part(opened, files, alpha), first.component
+    # What a merge says of values, unless the checks that follow find it themselves: they see no adapters that were fused.
+    adapted = has_adapters(component.tensors)
+    notes = (*notes, *(note for note in notes_of_reading(part) if adapted or note.code not in KINDS))
     known = part.claim.fit is not None and part.claim.fit.expected is not None
     beside = {name: what for name, what in part.claim.lacking.items() if name in part.selection.lacking and not known}
     return [

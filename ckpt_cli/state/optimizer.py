@@ -119,12 +119,14 @@ def optimizer_notes(found: Found, place: Place, files: Files, asked: bool) -> li
 def _of_save(state: NamedState, match: Match, files: Files, described: Callable[[], OpenedComponent]) -> Optimizer:
     """An optimizer that a format keeps by parameter; ``described`` gives the model."""
     root, kind = match.root, format_of(match).display.removeprefix("torch ")
+    # An optimizer in a folder of its own may be of two saves where the weights are of one.
+    doubts = format_of(match).doubts(match, files)
     for tensor in state.tensors.values():
         compared(tensor)
     with reading(root):
         entries = numbered_entries(state, root)
     if entries is None:
-        return optimizer_of(f"{kind}, by name", state, slot_notes(dict(state.tensors), described, root))
+        return optimizer_of(f"{kind}, by name", state, [*doubts, *slot_notes(dict(state.tensors), described, root)])
     slots = {(str(int(parameter)), slot): tensor for (parameter, slot), tensor in state.tensors.items()}
     groups = [[int(parameter) for parameter in group["params"]] for group in entries.groups]
     model, layout, notes, assumed = described(), f"{kind}, by recorded names", list[Note](), 0
@@ -144,7 +146,7 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
         assumed = assumed_names(kept, model)
         notes = order_notes(assumed, kept)
     texts = {str(number): name for number, name in names.items()}
-    return optimizer_of(layout, _named(slots, entries, texts), notes, assumed)
+    return optimizer_of(layout, _named(slots, entries, texts), [*doubts, *notes], assumed)
 
 
 def _named(slots: Slots, entries: RankEntries, names: Mapping[str, str]) -> NamedState:

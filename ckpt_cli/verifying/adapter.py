@@ -44,6 +44,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
             facts.check_rank(key, rank)
             facts.scale(key, rank)
         found += _lacking(state, facts, homes)
+        found += [finding(note.code, note.text, file=CONFIG) for note in facts.notes if note.level == "warning"]
         doubt = layout_doubt(state, facts)
         found += [finding("expert-layout", doubt, file=CONFIG)] if doubt is not None else []
     except Unsupported as error:

@@ -217,6 +217,10 @@ KINDS: dict[str, Kind] = {
         "layers without LoRA factors, and nothing says that they were left out",
         "look for the adapter's other files",
     ),
+    "unknown-setting": Kind(
+        "warning", "headers", "adapter_config.json has a setting that ckpt does not know, and which may change the result"
+    ),
+    "lora-alpha": Kind("warning", "headers", "two files say other alphas of the adapters", "correct the one that is wrong"),
     "unfused-adapters": Kind(
         "warning",
         "headers",

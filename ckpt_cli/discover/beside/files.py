@@ -21,7 +21,7 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import SUFFIXES
-from ckpt_cli.formats.torch_files.unnamed import are_weights
+from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
@@ -59,6 +59,9 @@ FITTED = re.compile(
     re.IGNORECASE,
 )
 """The same of what a library fits after the training, such as the classifier of SetFit; other files of these forms are of anything."""
+
+OF_TRAINER = re.compile(r"(extra_state|train(er)?([._-]state)?|stats)([._-].*)?\.(pt|pth|bin|pkl)", re.ASCII | re.IGNORECASE)
+"""Names of training state in which trainers keep anything; those of optimizers, schedulers, random states and data say what is in them."""
 
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
@@ -136,7 +139,7 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     rounded += [name for name, values in unequal.items() if values == []]
     others = [name for name in paths if name not in (*same, *told)]
     same = [name for name in same if unequal[name] is None]
-    notes = []
+    notes = _in_training_state(folders, place, files)
     if others:
         notes.append(_told_of_others(others, place))
     if rivals:
@@ -156,6 +159,16 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     if same:
         notes.append(Note("info", "other-weights", f"{few(same, 3)}: other weights beside {place.name}, not checked"))
     return notes
+
+
+def _in_training_state(folders: Iterable[Path], place: Place, files: Files) -> list[Note]:
+    """Warnings about training state in which averages of the weights or the like are; of all ranks' files, the first tells."""
+    alike: dict[str, Path] = {}
+    for path in (path for folder in folders for path in files_in(folder, OF_TRAINER.fullmatch)):
+        alike.setdefault(re.sub("[0-9]+", "#", path.name), path)
+    held = {path.name: keys for path in alike.values() if is_state_file(path.name) and (keys := needed_in_state(path, files))}
+    text = f"beside the training state, and not part of {place.name}"
+    return [Note("warning", "other-weights", f"{name} holds {few(keys, 3)} {text}: left out") for name, keys in held.items()]
 
 
 def _told_of_others(names: Collection[str], place: Place) -> Note:

@@ -52,6 +52,7 @@ from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.plain_values import ValueReader
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.urls import is_remote
 
 FORMAT = "dcp"
 MEGATRON = re.compile(r"decoder\.layers\.[0-9]+\.(self_attention|mlp)\.linear_", re.ASCII)
@@ -90,7 +91,8 @@ class Dcp(Format):
         return read_dcp_state((match.root, *match.more_roots), files), match.root
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
-        return origin_notes(read_catalog((match.root, *match.more_roots), files), match.root)
+        roots = (match.root, *match.more_roots)
+        return doubts_of_save(read_catalog(roots, files), match, ItemReader(roots, files), files)
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         return read_dcp_optimizer((match.root, *match.more_roots), files)
@@ -265,12 +267,18 @@ def notes_of_other_saves(catalog: Catalog, match: Match, used: Sequence[str], re
     return [*told, *step_notes(catalog, reader), *age_notes([*sources, *metadata])]
 
 
+def doubts_of_save(catalog: Catalog, match: Match, reader: ItemReader, files: Files) -> list[Note]:
+    """The same of all data files, whatever is read of them; in a store, where each takes a request, of none."""
+    there = [file for file in catalog.files if not is_remote(path := reader.path(file)) and is_file(path)]
+    return notes_of_other_saves(catalog, match, sorted(there), reader, files)
+
+
 def cut_notes(cut: Sequence[str]) -> list[Note]:
     """A warning about data files whose end, which holds no weights, is missing."""
     if not cut:
         return []
     ends = "ends" if len(cut) == 1 else "end"
-    text = f"{few(cut)} {ends} before the last entry that {METADATA} has there, which is none of these weights"
+    text = f"{few(cut)} {ends} before the last entry that {METADATA} has there, which is not read"
     return [Note("warning", "file-cut", f"{text}: if a later save into this folder was interrupted, the result mixes two saves")]
 
 

@@ -21,6 +21,7 @@ from ckpt_cli.formats.deepspeed.partitions import EXPERT_NAME, MIXED, ParameterG
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.sets.recorded import Recorded, recorded_rank, refuse_exchanged
 from ckpt_cli.formats.torch_files.state_dict import read_state
+from ckpt_cli.tensors.component import Leaf
 
 LISTS_FROZEN = 2
 """The lowest stage of ZeRO that lists frozen parameters."""
@@ -36,7 +37,8 @@ class Save:
     """The files of a save.
 
     ``models``: model parallel rank -> data parallel rank (-1 for stages 0 to 2) -> file; ``optimizers``: the ranks of each, in order.
-    ``layers`` and ``experts`` hold the tensors of a pipeline's layers (by their numbers) and of experts, in the dtype of the training.
+    ``layers`` and ``experts`` hold the tensors of a pipeline's layers (by their numbers) and of experts, in the dtype of the training;
+    ``of_files`` is what else these files hold.
     """
 
     names: SaveFiles
@@ -45,6 +47,13 @@ class Save:
     optimizers: Mapping[int, Sequence[OptimizerStates]]
     layers: Mapping[int, Mapping[str, StoredTensor]]
     experts: Mapping[str, StoredTensor]
+    of_files: tuple[Leaf, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """What stands among the weights and is no tensor, in any file, each name once."""
+        held = [leaf for mp in self.models for leaf in self.model_of(mp).leaves]
+        return tuple({leaf.name: leaf for leaf in (*held, *self.of_files)}.values())
 
     @property
     def first(self) -> ModelStates:
@@ -132,17 +141,21 @@ def _read(match: Match, files: Files) -> Save:
     optimizers = {
         mp: tuple(read_optimizer_states(path, rank, files) for rank, path in ranks.items()) for mp, ranks in names.optimizer.items()
     }
-    layers = {number: _plain(path, files) for number, path in names.layers.items()}
+    of_layers = {number: _plain(path, files) for number, path in names.layers.items()}
+    leaves = [replace(leaf, name=f"{number}.{leaf.name}") for number, (_, others) in of_layers.items() for leaf in others]
     experts: dict[str, StoredTensor] = {}
     for (_, expert), path in names.experts.items():
-        for name, stored in _plain(path, files).items():
+        held, others = _plain(path, files)
+        leaves += others
+        for name, stored in held.items():
             fields = EXPERT_NAME.fullmatch(name)
             if fields is not None and int(fields["number"]) != expert:
                 raise Inconsistent(f"the file holds a tensor of expert {fields['number']}", path=path, tensor=name, hint=MIXED)
             if name in experts:
                 raise Inconsistent("two files of experts hold this tensor", path=path, tensor=name, hint=MIXED)
             experts[name] = stored
-    save = Save(names, match.root, models, optimizers, layers, experts)
+    layers = {number: held for number, (held, _) in of_layers.items()}
+    save = Save(names, match.root, models, optimizers, layers, experts, tuple(leaves))
     _check_model_ranks(save)
     _check_recorded(save)
     _check_twins(match, save, files)
@@ -153,15 +166,18 @@ def _read(match: Match, files: Files) -> Save:
     return save
 
 
-def _plain(path: Path, files: Files) -> dict[str, StoredTensor]:
-    """A file that is a dict of tensors."""
+def _plain(path: Path, files: Files) -> tuple[dict[str, StoredTensor], tuple[Leaf, ...]]:
+    """The tensors of a file that is a dict of them, and what else is in it."""
     file = files.parsed(path, TorchFile)
     with reading(path):
         check_stem(file, path)
         entries = as_dict(file.root)
         if entries is None:
             raise CorruptFile("this is no dict of tensors", expected="the tensors of a layer or an expert")
-        return plain_tensors(read_state(entries, LocalReader(file, 0), path)[0]) if entries else {}
+        if not entries:
+            return {}, ()
+        local, leaves = read_state(entries, LocalReader(file, 0), path)
+        return plain_tensors(local), leaves
 
 
 def _check_names(names: SaveFiles, root: Path) -> None:

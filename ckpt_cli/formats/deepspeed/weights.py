@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.torch_file import StoredTensor
-from ckpt_cli.formats.base import WEIGHTS_16
+from ckpt_cli.formats.assembly import RankState, assemble
+from ckpt_cli.formats.base import WEIGHTS_16, ReadOptions
 from ckpt_cli.formats.deepspeed.agreement import agrees
 from ckpt_cli.formats.deepspeed.flat_tensors import bytes_of, flat_of, flat_tensor, tensor_of
 from ckpt_cli.formats.deepspeed.model_states import ModelStates
@@ -31,12 +32,20 @@ def stored_weights(save: Save) -> dict[str, Tensor]:
     if save.is_pipeline:
         return {name: tensor_of(name, stored) for name, stored in layer_tensors(save).items()}
     shards = {mp: {name: tensor_of(name, stored) for name, stored in (save.model_of(mp).module or {}).items()} for mp in save.models}
+    if save.is_stage_3:
+        shards = {mp: {**held, **_buffers(save.models[mp])} for mp, held in shards.items()}
     tensors = shards[min(shards)] if len(shards) == 1 else whole_tensors(shards, save.first)
     for name, stored in save.experts.items():
         if name in tensors:
             raise Inconsistent("a file of experts and the model states both hold this tensor", path=save.root, tensor=name, hint=MIXED)
         tensors[name] = tensor_of(name, stored)
     return tensors
+
+
+def _buffers(ranks: Mapping[int, ModelStates]) -> dict[str, Tensor]:
+    """The buffers, of which every rank has the whole: that of the first, and the others as its replicas. Raises Inconsistent."""
+    own = {rank: {name: held for name, held in (states.module or {}).items() if name in states.buffers} for rank, states in ranks.items()}
+    return assemble([RankState(rank, ranks[rank].path, held) for rank, held in own.items()], len(ranks), (), ReadOptions()).tensors
 
 
 def slot_tensors(save: Save, slot: str = FP32) -> dict[str, Tensor]:

@@ -66,7 +66,7 @@ class Legacy(Format):
         return of_ranks(match.files, files), match.root
 
     def doubts(self, match: Match, files: Files) -> list[Note]:
-        return read_save(match.files, files)[2]
+        return [*read_save(match.files, files)[2], *age_notes([files.source(path) for path in match.files])]
 
     def optimizer(self, match: Match, files: Files) -> NamedState | None:
         refuse_numbered(match.files, files)

@@ -13,7 +13,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp.groups import Group
 from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, CatalogTensor, named_metadata
-from ckpt_cli.formats.dcp.reader import Dcp, lost_metadata, notes_of_objects, notes_of_other_saves, origin_notes
+from ckpt_cli.formats.dcp.reader import Dcp, doubts_of_save, lost_metadata, notes_of_objects, notes_of_other_saves
 from ckpt_cli.formats.megatron.common import SHOWN, Common
 from ckpt_cli.formats.megatron.native import is_state
 from ckpt_cli.formats.megatron.run_config import with_settings
@@ -75,7 +75,7 @@ class TorchDist(Dcp):
     def doubts(self, match: Match, files: Files) -> list[Note]:
         step = _opened(match, files)
         _check_iteration(step.common, match)
-        return origin_notes(step.catalog, match.root)
+        return doubts_of_save(step.catalog, match, step.reader, files)
 
     def ranks_told(self, match: Match, files: Files) -> int | None:
         step = _opened(match, files)

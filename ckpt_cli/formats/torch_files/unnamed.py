@@ -10,8 +10,9 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.torch_files.averages import named_tensors
+from ckpt_cli.formats.torch_files.beside_weights import DataSearch
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, pairs_of
-from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_key, is_statistics_key
 
 
 def are_weights(path: Path, files: Files) -> bool:
@@ -27,14 +28,25 @@ def are_weights(path: Path, files: Files) -> bool:
         return False
 
 
-def _is_state_dict(key: object, node: Any, file: TorchFile) -> bool:
+def needed_in_state(path: Path, files: Files) -> list[str]:
+    """The keys of a file of training state under which weights, or statistics of what goes in or comes out, are. None of other files."""
+    try:
+        file = files.parsed(path, TorchFile)
+        entries = pairs_of(file.root) or {}
+        statistics = DataSearch().keys({key: node for key, node in entries.items() if is_statistics_key(key)})
+        return [str(key) for key, node in entries.items() if key in statistics or _is_state_dict(key, node, file, least=2)]
+    except CkptError:
+        return []
+
+
+def _is_state_dict(key: object, node: Any, file: TorchFile, *, least: int = 1) -> bool:
     """Whether a dict holds floats under names, and under a key that speaks of numbers a matrix of them."""
     if is_state_key(key) or not isinstance(key, str) or pairs_of(node) is None:
         return False
     entries: Mapping[Any, Any] = named_tensors(node)[0] or {}
     if is_optimizer(entries):
         return False
-    least = 2 if is_record_key(key) else 1
+    least = 2 if is_record_key(key) else least
     return any(isinstance(name, str) and (dimensions_of(each) or 0) >= least and _is_float(each, file) for name, each in entries.items())
 
 

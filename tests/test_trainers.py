@@ -346,11 +346,14 @@ def test_a_save_on_sigterm_that_was_killed_is_said(tmp_path: Path, command: str)
     assert "checkpoint-is-incomplete.txt says that checkpoint-2 was not saved to its end" in str([note.text for note in notes])
 
 
-def test_a_mark_beside_a_file_is_one_of_that_file(tmp_path: Path) -> None:
+def test_a_mark_beside_a_file_is_one_of_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NeMo puts one beside a checkpoint until it is whole."""
     torch.save({"a.weight": torch.ones(3, 3)}, tmp_path / "last.ckpt")
     (tmp_path / "last.ckpt-unfinished").write_text("")
     assert "unfinished" in {note.code for note in ckpt_cli.detect(tmp_path / "last.ckpt").checkpoint.notes}
+    monkeypatch.chdir(tmp_path)
+    save_file({"a.weight": torch.ones(3, 3)}, "model.safetensors")
+    assert ckpt_cli.verify(".").tensors == 1
 
 
 def test_a_save_in_progress_is_refused_where_they_do_not(tmp_path: Path, data: Path) -> None:

@@ -49,7 +49,7 @@ def _in(step: Path, home: Path, root: Path) -> str | None:
     """What a mark says of a step, where ``root`` has the weights of the component in ``home``."""
     if has_form(step.name, PARTIAL):
         return f"the name of {step.name} says that the save did not finish"
-    beside = step.with_name(f"{step.name}{UNFINISHED_BESIDE}")
+    beside = Path(f"{os.path.abspath(step)}{UNFINISHED_BESIDE}")  # the path may be "."
     mark = next((mark.name for mark in (*(step / name for name in UNFINISHED), beside) if is_there(mark)), None)
     if mark is not None:
         return f"{mark} says that {step.name} was not saved to its end"

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import ReadOptions
+from ckpt_cli.formats.registry import format_of, recognise
+from ckpt_cli.hub.classes.rules import rules_for
+from ckpt_cli.hub.ties import Tie, find_ties
 from ckpt_cli.results.written import MergeResult
 from tests.tensors import differences, load
 
+OF_HUB = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "tie_word_embeddings": True}
 Tensors = dict[str, torch.Tensor]
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -135,3 +142,24 @@ class TestWhatIsSaidOfAHeadOfItsOwn:
         dropped = ckpt_cli.average(runs, tmp_path / "out", intersect=True).outputs[0].dropped
         assert dropped[HEAD] == dropped[EMBEDDING]
         assert dropped[HEAD].startswith("left out by --intersect: shape")
+
+
+class TestNamesOfTheHub:
+    """A folder of the hub may call the tied tensors otherwise than the model in memory does."""
+
+    def found(self, tmp_path: Path, head: torch.Tensor) -> tuple[list[Tie], list[tuple[str, str]]]:
+        save_file({EMBEDDING: values(1), HEAD: head}, tmp_path / "model.safetensors")
+        match = recognise(tmp_path / "model.safetensors")[0]
+        held = format_of(match).describe(match, Files(), ReadOptions()).tensors
+        rules = rules_for(OF_HUB)
+        assert rules is not None
+        return find_ties("model", held, OF_HUB, rules)
+
+    def test_equal_tensors_are_one(self, tmp_path: Path) -> None:
+        ties, differing = self.found(tmp_path, values(1))
+        assert [(tie.name, tie.partner) for tie in ties] == [(HEAD, EMBEDDING)]
+        assert EMBEDDING in ties[0].reason
+        assert not differing
+
+    def test_others_differ(self, tmp_path: Path) -> None:
+        assert self.found(tmp_path, values(2)) == ([], [(HEAD, EMBEDDING)])

@@ -39,7 +39,7 @@ def find_ties(
     kind: KnownClass | str = "",
     live: Live | None = None,
 ) -> tuple[list[Tie], list[tuple[str, str]]]:
-    """The tied tensors of a component, by the names of the model in memory.
+    """The tied tensors of a component, under its names: those of the model in memory, or of the hub.
 
     ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Where the tensors
     of the class, ``kind``, are known, it decides which names are one tensor, otherwise the config does. Only
@@ -48,6 +48,9 @@ def find_ties(
     """
     expected = kind.known if isinstance(kind, KnownClass) and isinstance(kind.known, Expected) else None
     said = ties_embeddings(config)
+    # A folder of the hub may call its tensors otherwise than the model, by whose names the class tells what is tied.
+    stored = {new: name for name, new in native_names(tensors, rules).items()} if rules is not None else {name: name for name in tensors}
+    tensors = {new: tensors[name] for new, name in stored.items()}
     found: list[Tie] = []
     differing: list[tuple[str, str]] = []
     for name, partner in _pairs(tensors, rules, said):
@@ -63,7 +66,8 @@ def find_ties(
             found.append(Tie(name, partner, f"tied to {partner}; {reason}"))
         elif ties:
             differing.append((name, partner))
-    return found, differing
+    named = [Tie(stored[tie.name], stored[tie.partner], tie.reason.replace(tie.partner, stored[tie.partner])) for tie in found]
+    return named, [(stored[name], stored[partner]) for name, partner in differing]
 
 
 def tied_together(names: Collection[str], config: Config, kind: KnownClass | str, naming: Naming) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +86,34 @@ class TestATwinOfAPart:
         result = ckpt_cli.merge(write(tmp_path / "run", held), tmp_path / "out")
         assert not any(name.startswith("ema_") for name in load_file(tmp_path / "out" / "model.safetensors"))
         assert "average-or-part" not in {note.code for note in (*result.checkpoint.notes, *result.outputs[0].notes)}
+
+
+def indexed(folder: Path, held: Tensors) -> Path:
+    folder.mkdir()
+    half = len(held) // 2
+    places = {name: f"pytorch_model-0000{1 + (index >= half)}-of-00002.bin" for index, name in enumerate(held)}
+    for file in set(places.values()):
+        torch.save({name: tensor for name, tensor in held.items() if places[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+def of_deepspeed(folder: Path, held: Tensors) -> Path:
+    step = folder / "global_step3"
+    step.mkdir(parents=True)
+    content = {"module": held, "buffer_names": [], "optimizer": None, "ds_version": "0.15", "global_steps": 3, "dp_world_size": 1}
+    torch.save(content, step / "mp_rank_00_model_states.pt")
+    (folder / "latest").write_text("global_step3")
+    return folder
+
+
+@pytest.mark.parametrize("write", [indexed, of_deepspeed])
+def test_an_average_of_the_whole_is_told_where_a_format_does_not_set_it_apart(
+    write: Callable[[Path, Tensors], Path], tmp_path: Path
+) -> None:
+    """As Lightning saves a latent diffusion model with DeepSpeed: in other formats the average is a component of its own."""
+    held = {name.replace("model_ema.", "model_ema.encoder."): tensor for name, tensor in tensors("model_ema", head=False).items()}
+    result = ckpt_cli.merge(write(tmp_path / "run", held), tmp_path / "out", exclude="model_ema.*")
+    (told,) = (note for note in result.checkpoint.notes if note.code == "average-or-part")
+    assert "--exclude 'model_ema.*'" in told.text
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {name for name in held if name.startswith("encoder.")}

@@ -18,11 +18,17 @@ def without_twin(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def twin_notes(name: str, tensors: Mapping[str, Tensor]) -> list[Note]:
-    """A warning if a model has what may be an average of a part of it; ``name`` is that of the component."""
+    """A warning if a model has what may be an average of a part of it; ``name`` is that of the component.
+
+    Where every tensor has a partner, most formats make the average a component of its own; in the others it is with the model.
+    """
     split = None if is_average_name(unnumbered(name)[0]) else split_average(tensors)
-    if split is None or not split.alone:
+    if split is None:
         return []
     shown = printable(split.prefix)
+    if not split.alone:
+        text = f"{len(split.average)} tensors under {shown} are an average of the others by their names, and are written with them"
+        return [Note("warning", "average-or-part", f"{text}; --exclude '{shown}*' leaves them out")]
     text = f"{len(split.average)} tensors under {shown} could be an average (--type ema) or a part of the model: they are written with it"
     why = f"{few(list(split.alone), 3)} {'has' if len(split.alone) == 1 else 'have'} no partner there"
     return [Note("warning", "average-or-part", f"{text}, since {why}; --exclude '{shown}*' leaves them out")]

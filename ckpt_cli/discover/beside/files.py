@@ -168,7 +168,7 @@ def _told_of_others(paths: Iterable[Path], place: Place, component: Component, f
     for name, differing in adapters.items():
         if differing:
             text = f"{name} beside the weights of {place.name} holds its adapter with other values of {few(differing, 2)}, and is left out"
-            notes.append(Note("warning", "other-model", f"{text}: one of them may be of another step"))
+            notes.append(Note("warning", "other-weights", f"{text}: one of them may be of another step"))
     if others:
         text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
         notes.append(Note("warning", "other-weights", text))

@@ -558,3 +558,15 @@ class TestTwoRunsInOneFolder:
         checkpoint = ckpt_cli.detect(copy("layouts", "verl-run", "run")).checkpoint
         assert not told(checkpoint.notes, "several-runs")
         assert {step.trainer for step in checkpoint.steps} == {None}
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["checkpoint_step{}", "checkpoint_step_{}", "checkpoint-step-{}", "ckpt_step{}", "model_step_{}", "ckpt_epoch_{}", "model_epoch{}"],
+)
+def test_steps_and_epochs_of_loops_are_a_run(tmp_path: Path, form: str) -> None:
+    """torch's recipe of asynchronous saves calls them checkpoint_step0, checkpoint_step10, ..."""
+    for number in (0, 10, 9):
+        model(tmp_path / "run" / form.format(number), float(number))
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert value_of(tmp_path / "out") == 10

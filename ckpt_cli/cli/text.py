@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ckpt_cli import shell
@@ -112,3 +112,8 @@ def options_again(**given: object) -> str:
         if each is not None and each != DEFAULTS.get(name)
     ]
     return "".join(f" --{name.replace('_', '-')} {argument(str(value))}" for name, value in said)
+
+
+def extent(values: Sequence[float]) -> str:
+    """Numbers as the smallest and the largest of them: "4-16", or the only one."""
+    return "-".join(f"{value:.6g}" for value in dict.fromkeys((min(values), max(values))))

@@ -37,6 +37,7 @@ from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
+from ckpt_cli.lora.alphas.guessed import GUESSED
 from ckpt_cli.merging.trained_on import recorded_snapshot
 from ckpt_cli.names import printable
 from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
@@ -207,7 +208,8 @@ def _verified(
                     shard_order=chosen.shard_order,
                 )
                 notes += opened.notes
-                different, summary = _against(one, config, opened, files, chosen, progress, checks, number)
+                different, summary, guessed = _against(one, config, opened, files, chosen, progress, checks, number)
+                notes += guessed
                 wrong = {item.tensor for item in different}
                 found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
                 sources.append(summary)
@@ -322,8 +324,8 @@ def _against(
     progress: Progress | None,
     checks: Checks,
     number: int,
-) -> tuple[list[Finding], SourceComparison]:
-    """Compare with the checkpoint that the output was made from."""
+) -> tuple[list[Finding], SourceComparison, list[Note]]:
+    """Compare with the checkpoint that the output was made from; the notes are about what was taken for granted of its adapters."""
     manifest = subject.manifest
     hint = "pass the checkpoint that it was made from, or --full to check its values without one"
     _refuse_itself(subject, opened, "--against", hint)
@@ -339,7 +341,7 @@ def _against(
         found += different_side_files(subject.folder.folder, part, merged_from(manifest, opened.found), files)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), name=f"records {number}", **shared)
-    return [*found, *damaged, *changed_sources(manifest)], summary
+    return [*found, *damaged, *changed_sources(manifest)], summary, [note for note in part.notes if note.code in GUESSED]
 
 
 def _refuse_itself(subject: Subject, opened: Opened, option: str, hint: str) -> None:

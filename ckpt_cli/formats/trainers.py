@@ -73,8 +73,13 @@ STEP, FOLDER, STEP_AND_FOLDER = ("step",), ("folder",), ("step", "folder")
 OF_VERL = ("global_step_N", "global_steps_N")
 OF_TAGS = ("epochE_stepN", "epochE-stepN", "epoch_E-step_N", "epoch=E_step=N", "eE_sN")
 """How people call the tags of DeepSpeed, which are free text, where these name the epoch too."""
-OF_LOOPS = ("checkpoint-epoch-N", "checkpoint_epoch_N", "checkpoint-epochN", "checkpoint_epochN", "checkpoint-epoch_N", "epoch-N")
-"""How people call the epochs that loops of their own save with ``save_pretrained``."""
+OF_LOOPS = (
+    *("checkpoint-epoch-N", "checkpoint_epoch_N", "checkpoint-epochN", "checkpoint_epochN", "checkpoint-epoch_N", "epoch-N"),
+    *("ckpt-epoch-N", "ckpt_epoch_N", "ckpt_epochN", "model-epoch-N", "model_epoch_N", "model_epochN"),
+    *("checkpoint-step-N", "checkpoint_step_N", "checkpoint-stepN", "checkpoint_stepN", "ckpt_step_N", "ckpt_stepN"),
+    *("model-step-N", "model_step_N", "model_stepN"),
+)
+"""How people call the epochs and steps that loops of their own save; ``checkpoint_stepN`` is from torch's recipe of asynchronous saves."""
 FSDP, EMA_FSDP = "pytorch_model_fsdp_N", "pytorch_ema_model_fsdp_N"
 LAST_ITERATION, LATEST, TRAINER_STATE = "latest_checkpointed_iteration.txt", ("latest",), ("trainer_state.json",)
 HUGGING_FACE = "huggingface"
@@ -230,7 +235,7 @@ TRAINERS = (
     Trainer("Megatron-LM", MEGATRON, steps=("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
     Trainer("Megatron-FSDP", DCP, steps=("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
     Trainer("torch_checkpointing", ITEMS, steps=("step-N", "step_N"), partial="tmp_"),
-    Trainer("torch DCP", DCP),
+    Trainer("torch DCP", DCP, steps=("checkpoint_stepN",)),
     Trainer("torch DCP, Hugging Face storage", SHARDS),
     Trainer("loops with save_pretrained", (*HUB, *FILE), steps=OF_LOOPS, by=STEP),
     Trainer("Hugging Face Hub cache", (*HUB, *FILE), run="snapshots"),

@@ -81,7 +81,8 @@ class AdapterFacts:
             raise Undecidable(
                 "the alpha of these LoRA adapters is unknown" + (f": {self.unusable}" if self.unusable else ""),
                 expected=f"lora_alpha in {META} or {CONFIG}; looked in {', '.join(self.looked_in) or 'no file'}",
-                hint="pass --lora-alpha with the value of the training",
+                hint="pass --lora-alpha with the value of the training"
+                + ("" if self.looked_in else ", times sqrt(r) if it used rank stabilisation (use_rslora)"),
             )
         return self.alpha
 
@@ -169,8 +170,10 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
     elif len({alpha for alpha, _ in known}) > 1:
         text = f"{META} says alpha {known[0][0]:g}, which was used; {CONFIG} says {known[1][0]:g}"
         notes.append(Note("warning", "lora-alpha", text))
-    if known and not config:
-        notes.append(Note("info", "lora-plain", f"there is no {CONFIG}: the scale is taken to be alpha / r, without rank stabilisation"))
+    if given is not None and config.get("alpha_pattern"):
+        notes.append(
+            Note("warning", "lora-alpha", f"alpha_pattern of {CONFIG} is passed over: --lora-alpha {given:g} was used for all modules")
+        )
     if unknown := unknown_settings(config):
         text = f"{CONFIG} has {'a setting' if len(unknown) == 1 else 'settings'} that ckpt does not know, and which may change the result"
         notes.append(Note("warning", "unknown-setting", f"{text}: {few(unknown)}"))

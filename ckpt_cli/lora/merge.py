@@ -15,6 +15,7 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture, is_quantised
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
+from ckpt_cli.lora.alphas.guessed import guessed_notes
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
 from ckpt_cli.lora.copies import with_ties, without_copies
@@ -31,7 +32,7 @@ from ckpt_cli.lora.fit import (
     pattern_key,
 )
 from ckpt_cli.lora.on_base.seen import SeenBase, as_in_memory
-from ckpt_cli.lora.parts import alpha_notes, is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
+from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import TYING, changed_base
 from ckpt_cli.lora.untrained import untrained_notes
@@ -135,7 +136,7 @@ def with_adapters_fused(
             expected="tensors such as ...lora_A.weight beside ...base_layer.weight",
             hint="look for the files of all ranks, or for the adapter in a folder of its own; --lora keep writes the tensors as they are",
         )
-    notes, saved, held, biases = [*facts.notes, *alpha_notes(state, facts)], saved_names(state), state.tensors, trained_biases(state, facts)
+    notes, saved, held, biases = [*facts.notes], saved_names(state), state.tensors, trained_biases(state, facts)
     if is_quantised(opened.assets.config):
         hint = "pass --lora export, and fuse it with PEFT"
         raise Unsupported("the config says that the model is quantised: LoRA cannot be fused into it", path=component.root, hint=hint)
@@ -165,13 +166,14 @@ def with_adapters_fused(
     state = replace(state, tensors=with_ties(state.tensors, config, state.adapters))
     notes += _tie_notes(state, config)
     result = fuse_adapters(state, facts, wide=cast, allow_overflow=allow_overflow)
+    notes += guessed_notes(facts, result.ranks, state.parts)
     if result.once:
         text = f"{few(result.once)} and what it is tied to have the same factors, which are added once, as in training"
         notes.append(Note("info", "lora-tied", f"{text} (PEFT's merge_and_unload adds them twice)"))
     if result.summed:
         notes.append(Note("warning", "lora-tied", _summed_text(result, ties=facts.config.get(TYING) is True)))
     notes += [*_layout_notes(state, facts), *untrained_notes(state.adapters)]
-    info = _info("fused", facts, result.ranks, result.scales, dora=result.dora)
+    info = _info("fused", state, facts, result.ranks, result.scales)
     return replace(component, tensors=seen.whole(result.tensors)), info, tuple(notes)
 
 
@@ -235,7 +237,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     bias = any(adapter.bias is not None for adapter in state.adapters)
     named = base or (config.get("_name_or_path") if isinstance(config.get("_name_or_path"), str) else None)
     content = peft_config(facts, ranks, saved_names(state), base=named or None, dora=dora, transposed=_is_transposed(state), bias=bias)
-    info = _info("exported", facts, ranks, scales, dora=dora)
+    info = _info("exported", state, facts, ranks, scales)
     whole = check_whole(
         state,
         facts,
@@ -245,7 +247,8 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
         state.tensors,
     )
     told = [*_layout_notes(state, facts, exported=True), *untrained_notes(state.adapters)]
-    notes = (*facts.notes, *([part_note(stored)] if of_part else []), *whole, *told)
+    guessed = guessed_notes(facts, ranks, state.parts)
+    notes = (*facts.notes, *guessed, *([part_note(stored)] if of_part else []), *whole, *told)
     return Exported(_exported(state, trained_biases(state, facts)), content, info, notes)
 
 
@@ -295,7 +298,8 @@ def _is_transposed(state: PeftState) -> bool:
     return False
 
 
-def _info(outcome: str, facts: AdapterFacts, ranks: Mapping[str, int], scales: Mapping[str, float], *, dora: bool) -> LoraInfo:
+def _info(outcome: str, state: PeftState, facts: AdapterFacts, ranks: Mapping[str, int], scales: Mapping[str, float]) -> LoraInfo:
+    alphas = {facts.alpha_of(pattern_key(adapter, adapted_name(adapter, state.tensors), facts)) for adapter in state.adapters}
     return LoraInfo(
         outcome=outcome,
         modules=len(ranks),
@@ -303,5 +307,6 @@ def _info(outcome: str, facts: AdapterFacts, ranks: Mapping[str, int], scales: M
         scales=tuple(sorted(set(scales.values()))),
         alpha=facts.alpha,
         origin=facts.origin,
-        dora=dora,
+        dora=any(adapter.magnitude is not None for adapter in state.adapters),
+        alphas=tuple(sorted(alphas)),
     )

@@ -11,7 +11,6 @@ from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import Adapter, PeftState
-from ckpt_cli.lora.config import CONFIG, FLAG, AdapterFacts
 from ckpt_cli.lora.fit import fits
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -76,18 +75,6 @@ def part_note(state: PeftState) -> Note:
     part = state.part.removesuffix(".")
     text = f"PEFT wrapped {part}, a part of what was trained: load the adapter with PeftModel.from_pretrained(model.{part}, ...)"
     return Note("warning", "lora-part", f"{text}; on the whole model, PEFT finds none of its tensors")
-
-
-def alpha_notes(state: PeftState, facts: AdapterFacts) -> list[Note]:
-    """A warning about one alpha for several parts whose ranks differ: who wraps them one by one chooses each alpha."""
-    ranks = {part: sorted({adapter.a.shape[0] for adapter in state.adapters if adapter.path.startswith(part)}) for part in state.parts}
-    if len(state.parts) < 2 or len({*map(tuple, ranks.values())}) < 2 or (facts.config.get("alpha_pattern") and facts.origin != FLAG):
-        return []
-    said = ", ".join(f"{_listed([part])} with r {few([str(rank) for rank in found])}" for part, found in ranks.items())
-    text = f"PEFT wrapped several parts of the model ({said}), and alpha {facts.alpha:g} ({facts.origin}) is taken for all of them"
-    return [
-        Note("warning", "lora-alpha", f"{text}: if each had its own, say so in {CONFIG} (lora_alpha, and alpha_pattern for the others)")
-    ]
 
 
 def _renamed(state: PeftState, lead: str) -> PeftState:

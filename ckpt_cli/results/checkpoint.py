@@ -193,7 +193,10 @@ def _counts(tensors: list[tuple[str, Tensor]]) -> dict[str, Count]:
 
 
 class LoraInfo(Frozen):
-    """The result for LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from."""
+    """The result for LoRA adapters: "fused", "exported" or "kept"; ranks and scales that occur, and where alpha comes from.
+
+    ``alphas`` are those that occur, ``alpha`` is the common one, which patterns may overrule for every module.
+    """
 
     outcome: str
     modules: int
@@ -202,3 +205,4 @@ class LoraInfo(Frozen):
     alpha: float | None
     origin: str
     dora: bool = False
+    alphas: tuple[float, ...] = ()

@@ -921,6 +921,14 @@ class TestGroupsBesideTheModel:
         with pytest.raises(PartOfSet, match=said):
             ckpt_cli.merge(save(tmp_path / "step", held), tmp_path / "out")
 
+    @pytest.mark.parametrize(
+        ("first", "second"), [("app", "app2"), ("app2", "app3"), ("spare_part", "spare_part2"), ("counterpart1", "counterpart2")]
+    )
+    def test_another_model_with_a_number_is_none(self, tmp_path: Path, first: str, second: str) -> None:
+        held = {first: {"layers.0.weight": torch.ones(2, 3)}, second: {"layers.1.weight": torch.zeros(2, 3)}}
+        found = ckpt_cli.merge(save(tmp_path / "step", held), tmp_path / "out", type=second)
+        assert [*load(tmp_path / "out")] == ["layers.1.weight"], found
+
     def test_are_no_counters_and_no_optimizer(self, tmp_path: Path) -> None:
         model = {"layers.0.weight": torch.ones(2, 3)}
         state = {"model": model, "train": {"step": torch.tensor(3)}, "optim": {"state": {"layers.0.weight": torch.ones(2, 3)}}}

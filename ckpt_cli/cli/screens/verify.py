@@ -107,7 +107,7 @@ def source_fact(source: SourceComparison) -> str:
     """How an output compares with its source, in a line."""
     cast = f", {source.cast} of them after a cast" if source.cast else ""
     if source.lora is not None:
-        alpha = f"alpha {source.lora.alpha:g} ({source.lora.origin})" if source.lora.alpha is not None else "alpha by patterns"
+        alpha = f"alpha {text.extent(source.lora.alphas)} ({source.lora.origin})"
         cast += f", {text.plural(source.lora.modules, 'module')} with LoRA fused, {alpha}"
     compared = f"{text.plural(source.tensors, 'tensor')}, {text.size(source.bytes)} of tensor data{cast}"
     verb = "differs" if source.different == 1 else "differ"

@@ -335,7 +335,6 @@ def _lora(info: LoraInfo | None) -> str:
         return ""
     if not info.modules:
         return "no factors; modules that were trained as a whole are in the weights"
-    alpha = f", alpha {info.alpha:g} ({info.origin})" if info.alpha is not None else ""
-    ranks, scales = ("-".join(f"{value:.6g}" for value in (min(found), max(found))[: len(found)]) for found in (info.ranks, info.scales))
+    ranks, alphas, scales = map(text.extent, (info.ranks, info.alphas, info.scales))
     kind = "DoRA" if info.dora else "LoRA"
-    return f"{text.plural(info.modules, 'module')} {info.outcome} ({kind}), r {ranks}{alpha}, scale {scales}"
+    return f"{text.plural(info.modules, 'module')} {info.outcome} ({kind}), r {ranks}, alpha {alphas} ({info.origin}), scale {scales}"

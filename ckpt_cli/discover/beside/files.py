@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ckpt_cli.discover.beside.models import is_rounded_copy, other_values
+from ckpt_cli.discover.beside.models import is_rounded_copy, other_adapter_values, other_values
 from ckpt_cli.discover.beside.same_weights import difference_from
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
@@ -105,10 +105,10 @@ def _trained_with(place: Place, component: Component, used: set[str], files: Fil
     """What is said of weights beside the file of an adapter that was passed. Whole models beside it are others, or its base."""
     used = used | {absolute(path) for path in (*place.match.files, *component.files)}
     folders = dict.fromkeys(path.parent for path in place.match.files)
-    names = {path.name: None for folder in folders for path in _weights_in(folder, used, files)}
+    names = {path.name: path for folder in reversed(folders) for path in _weights_in(folder, used, files)}
     others = [name for name in names if not could_be_model(name) and not OTHER_FORM.fullmatch(name)]
     models = [name for name in names if name not in others]
-    notes = [_told_of_others(others, place)] if others else []
+    notes = _told_of_others([names[name] for name in others], place, component, files)
     if models:
         text = f"{few(models, 3)} beside the adapter of {place.name}: by name {_is_a(models)}, not read with it"
         notes.append(Note("info", "other-weights", text))
@@ -140,8 +140,7 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     others = [name for name in paths if name not in (*same, *told)]
     same = [name for name in same if unequal[name] is None]
     notes = _in_training_state(folders, place, files)
-    if others:
-        notes.append(_told_of_others(others, place))
+    notes += _told_of_others([paths[name] for name in others], place, component, files)
     if rivals:
         read = few([path.name for path in component.files], 1)
         # What is said alike of several is said once.
@@ -171,9 +170,23 @@ def _in_training_state(folders: Iterable[Path], place: Place, files: Files) -> l
     return [Note("warning", "other-weights", f"{name} holds {few(keys, 3)} {text}: left out") for name, keys in held.items()]
 
 
-def _told_of_others(names: Collection[str], place: Place) -> Note:
-    text = f"{few(list(names), 3)} beside the weights of {place.name} {_is(names)} not part of them and {_is(names)} left out"
-    return Note("warning", "other-weights", text)
+def _told_of_others(paths: Iterable[Path], place: Place, component: Component, files: Files) -> list[Note]:
+    """What is said of weights that are no model: those of the same adapter, of another one, and any others."""
+    adapters = {path.name: other_adapter_values(path, component.tensors, files) for path in paths}
+    same = [name for name, differing in adapters.items() if differing == []]
+    others = [name for name, differing in adapters.items() if differing is None]
+    notes = []
+    if same:
+        text = f"{few(same, 3)}: the same adapter as in {place.name} (samples of all tensors are equal), not read"
+        notes.append(Note("info", "other-weights", text))
+    for name, differing in adapters.items():
+        if differing:
+            text = f"{name} beside the weights of {place.name} holds its adapter with other values of {few(differing, 2)}, and is left out"
+            notes.append(Note("warning", "other-weights", f"{text}: one of them may be of another step"))
+    if others:
+        text = f"{few(others, 3)} beside the weights of {place.name} {_is(others)} not part of them and {_is(others)} left out"
+        notes.append(Note("warning", "other-weights", text))
+    return notes
 
 
 def _weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:

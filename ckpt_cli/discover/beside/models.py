@@ -22,6 +22,7 @@ from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.shapes.turned import turned_alike
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.peft_names import PREFIX, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.names import few, stripped_names
 from ckpt_cli.tensors.component import Component, Note
@@ -121,6 +122,30 @@ def unequal_values(tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) ->
     if not others or not rounded or any(_differences(mine, others, {})):
         return None
     return _unequal(mine, others)
+
+
+def other_adapter_values(path: Path, tensors: Mapping[str, Tensor], files: Files) -> list[str] | None:
+    """The tensors in which a file with a component's adapters differs from these; None where it holds none, or that cannot be compared.
+
+    Accelerate and the Hugging Face Trainer write the adapter of one step in the form of FSDP and in that of PEFT.
+    """
+    matches = [match for match in recognise(path) if match.trouble is None] if has_adapters(tensors) else []
+    try:
+        held = describe(matches[0], files, ReadOptions()).tensors if matches else {}
+        if not has_adapters(held):
+            return None
+        mine, theirs = parse_peft(tensors), parse_peft(held)
+    except CkptError:
+        return None
+    # PEFT's files have no mark of what was trained as a whole.
+    exported, others = _plainly(mine.exported), {**theirs.tensors, **_plainly(theirs.exported)}
+    own = {**mine.tensors, **exported}
+    unlike = [name for name in others if name not in own or own[name].shape != others[name].shape]
+    return [*unlike, *(name for name in exported if name not in others)] or _unequal(own, others, every=True)
+
+
+def _plainly(exported: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(PREFIX): tensor for name, tensor in exported.items()}
 
 
 def _model_folders(place: Place) -> Iterator[Path]:

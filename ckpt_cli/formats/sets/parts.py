@@ -8,7 +8,12 @@ from collections.abc import Container, Iterable, Sequence
 from ckpt_cli.errors import PartOfSet
 from ckpt_cli.names import few
 
-PART = re.compile(r"(?P<stem>[A-Za-z0-9].{0,99}?)[_.-]?(part|chunk|pp([_-]?(stage|rank))?)[_.-]?(?P<number>[0-9]{1,4})", re.ASCII)
+PART = re.compile(
+    r"(?P<stem>[A-Za-z0-9].{0,99}?)[_.-]?((?<![A-Za-z])|(?<=[Mm]odel))(part|chunk|pp([_-]?(stage|rank))?)[_.-]?(?P<number>[0-9]{1,4})",
+    re.ASCII,
+)
+"""The word stands alone, but for a model's: ``app2`` and ``counterpart2`` are no parts."""
+NUMBER = re.compile(r"[_.-]?[0-9]{1,4}\Z", re.ASCII)
 
 
 def stem_of(name: str) -> str:
@@ -26,7 +31,7 @@ def with_parts(names: Iterable[str]) -> dict[str, list[str]]:
     made: dict[str, dict[int, str]] = {}
     for name in there:
         fields = PART.fullmatch(name)
-        if fields is None or fields["stem"] in there:
+        if fields is None or fields["stem"] in there or _is_second(name, there):
             made[name] = {0: name}
         else:
             made.setdefault(fields["stem"], {})[int(fields["number"])] = name
@@ -37,6 +42,11 @@ def with_parts(names: Iterable[str]) -> dict[str, list[str]]:
             listed = [parts[number] for number in sorted(parts)]
             raise PartOfSet(f"{few(listed)} of {stem} are here, part {lacking[0]} is not", expected="all parts of the model")
     return {stem: [parts[number] for number in sorted(parts)] for stem, parts in made.items()}
+
+
+def _is_second(name: str, there: Container[str]) -> bool:
+    """Whether a name is that of another model with a number: ``spare_part2`` beside ``spare_part``."""
+    return NUMBER.sub("", name) in there
 
 
 def refuse_twice(held: Container[str], more: Iterable[str], parts: Sequence[str]) -> None:

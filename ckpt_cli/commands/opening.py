@@ -43,7 +43,6 @@ from ckpt_cli.loading.modules.transient_buffers import buffer_notes
 from ckpt_cli.loading.notes import lacking_notes, notes_of_reading
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.loading.peft_model import plain_names, plainly_named, with_own_names
-from ckpt_cli.lora.alphas.guessed import GUESSED
 from ckpt_cli.lora.merge import adapters_alone, is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
@@ -139,13 +138,13 @@ def load_state_dict(
 ) -> dict[str, torch.Tensor]:
     """The tensors of a component as a state dict in CPU memory, with the arguments of `open`; tied tensors are one object.
 
-    A dict has no place for notes: where the scale of adapters is a guess, a UserWarning says so. Raises what `open` raises, Unsupported if
+    A dict has no place for notes: each warning among those of `open` is a UserWarning. Raises what `open` raises, Unsupported if
     torch is not installed, CastOverflow.
     """
     torch_module()
     with open(path, type=type, step=step, base=base, also=also, **options) as checkpoint:
         for note in checkpoint.notes:
-            if note.code in GUESSED and note.level == "warning":
+            if note.level == "warning":
                 warnings.warn(note.text, stacklevel=4)
         return checkpoint.read_all()
 

@@ -11,6 +11,7 @@ from ckpt_cli.files.folders import is_there
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import PARTIAL, TRAINERS, UNFINISHED, UNFINISHED_BESIDE, has_form, place_below
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 
 ABOVE = 4
@@ -49,7 +50,7 @@ def _in(step: Path, home: Path, root: Path) -> str | None:
     """What a mark says of a step, where ``root`` has the weights of the component in ``home``."""
     if has_form(step.name, PARTIAL):
         return f"the name of {step.name} says that the save did not finish"
-    beside = Path(f"{os.path.abspath(step)}{UNFINISHED_BESIDE}")  # the path may be "."
+    beside = Path(f"{absolute(step)}{UNFINISHED_BESIDE}")  # the path may be "."
     mark = next((mark.name for mark in (*(step / name for name in UNFINISHED), beside) if is_there(mark)), None)
     if mark is not None:
         return f"{mark} says that {step.name} was not saved to its end"

@@ -95,7 +95,7 @@ class TestNames:
 
 
 class TestValues:
-    @pytest.mark.filterwarnings("ignore:checkpoint-14 is skipped")
+    @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_of_every_layout_are_those_of_the_merge(self, layouts: Path, expect: dict[str, Any]) -> None:
         """Every result of every layout that a plain merge of one component gives."""
         compared = 0

@@ -69,7 +69,7 @@ SUFFIXES = {"": 1, "B": 1} | {
     for letter, power in (("K", 1), ("M", 2), ("G", 3), ("T", 4))
     for name, factor in ((letter, 1000**power), (f"{letter}B", 1000**power), (f"{letter}IB", 1024**power))
 }
-FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+FILES = (".safetensors", ".bin", ".pt", ".pth", ".th", ".ckpt")
 """Endings of files of weights: a folder that is still to be made is not meant by such a name."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -20,6 +20,9 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of, groups
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
+from ckpt_cli.formats.torch_files.groups import MEANT
+from ckpt_cli.formats.torch_files.groups import NAME as SELECTED
+from ckpt_cli.formats.torch_files.way_down import SeveralGroups
 from ckpt_cli.formats.trainers import ROLES
 from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Note
@@ -44,7 +47,13 @@ def expanded(found: Found, files: Files) -> Found:
         except CkptError as error:
             # What it holds is not known; whoever asks for a component of it is told why.
             if place.match.trouble is None:
+                asked = [key for key in error.keys if SELECTED.fullmatch(key)] if isinstance(error, SeveralGroups) else []
+                asked = [key for key in asked if numbered(key, place.match.number) not in (*taken, *MEANT)]
+                if asked:
+                    error.hint = f"pass one of these to --type: {', '.join(numbered(key, place.match.number) for key in asked)}"
                 places[places.index(place)] = replace(place, match=replace(place.match, trouble=error))
+                places += [_group_in(place, key) for key in asked]
+                taken.update(numbered(key, place.match.number) for key in asked)
             continue
         if names and names[0] not in taken and place.name == "model" and (len(names) > 1 or names[0] == "ema"):
             # No state dict is called model, so that the first one goes by its own name.
@@ -54,8 +63,13 @@ def expanded(found: Found, files: Files) -> Found:
             name = numbered(group, place.match.number)
             if name not in taken:
                 taken.add(name)
-                places.append(replace(place, name=name, match=replace(place.match, component=group, group=group)))
+                places.append(_group_in(place, group))
     return replace(found, places=tuple(places))
+
+
+def _group_in(place: Place, group: str) -> Place:
+    """A state dict inside of a component's files, as a component of its own."""
+    return replace(place, name=numbered(group, place.match.number), match=replace(place.match, component=group, group=group))
 
 
 def with_ema_of_model(found: Found) -> Found:

@@ -11,13 +11,13 @@ import re
 FILE = re.compile(
     r"(distrib_)?optim.*|extra_state.*|(lr_?)?sched.*|rng.*|random_(states?|rng|generators?).*|training_args.*|(grad_?)?scaler.*|"
     r"data([._-].*|[0-9]*\.[a-z]+|_?loaders?.*|sets?[._-].*)?|"
-    r"(lr|loss(es)?|metrics?|stats|logs?|train|trainer|samplers?)"
+    r"(lr|loss(es)?|metrics?|stats|logs?|train|trainer|training(?=_state)|samplers?)"
     r"([_-]?[0-9]*(\.[a-z]+)*|[_-]([0-9]+[_-]of|states?|history|values|world|rank|shard|node|[tdpem]p)[._-].*)",
     re.ASCII | re.IGNORECASE,
 )
 OPTIMIZER = re.compile(
     r"((distrib_)?optim(izer)?s?([._-]?([0-9]|rank|world|states?|shards?|shape).*?)?|.*_optim_states)"
-    r"(\.(pt|pth|bin|ckpt|safetensors|pkl|distcp))?",
+    r"(\.(pt|pth|th|bin|ckpt|safetensors|pkl|distcp))?",
     re.ASCII,
 )
 """Files and folders of optimizers, which are no models of that name."""

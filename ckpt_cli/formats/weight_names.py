@@ -10,7 +10,7 @@ import re
 from ckpt_cli.formats.training_state_names import is_state_file
 
 FORMS = re.compile(
-    r".*\.(safetensors|bin|pt|pth|ckpt|distcp|msgpack|gguf|ggml|npz|npy|h5|hdf5|keras|onnx(_data)?|tflite|pb|ot|pdparams|mindir|engine|mlmodel)"
+    r".*\.(safetensors|bin|pt|pth|th|ckpt|distcp|msgpack|gguf|ggml|npz|npy|h5|hdf5|keras|onnx(_data)?|tflite|pb|ot|pdparams|mindir|engine|mlmodel)"
     r"([._~-].*)?|.*\.data-[0-9]+-of-[0-9]+|(.*[._-])?(ckpt|checkpoint|model|variables)([._-].*)?\.index|_METADATA|manifest\.ocdbt|\.zarray",
     re.ASCII | re.IGNORECASE | re.DOTALL,
 )

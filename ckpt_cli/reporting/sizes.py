@@ -19,7 +19,7 @@ from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.safetensors.names import SUFFIX
 from ckpt_cli.tensors.component import Component
 
-TORCH = (".pt", ".bin", ".pth", ".ckpt")
+TORCH = (".pt", ".bin", ".pth", ".th", ".ckpt")
 TOLERANCE = 1.01
 """How much larger a file of an older step may be: pickles differ by the lengths of numbers and of folder names."""
 

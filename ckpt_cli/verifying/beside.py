@@ -33,7 +33,7 @@ from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.findings import finding, unread
 
-OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth")
+OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth", ".th")
 """Side files that hold weights: large, and only read with ``--full``."""
 
 MAX_TEXT = 1 << 30

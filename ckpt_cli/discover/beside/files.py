@@ -39,9 +39,9 @@ OTHER_FORM = re.compile(
 """Names that the weights of one model have in forms for other programs: half precision, other libraries, Mistral's own names."""
 
 MODEL = re.compile(
-    r"(diffusion_)?(pytorch_)?model([._-].*)?\.(bin|pt|pth|pth\.tar|ckpt|safetensors)(\.index\.json)?"
+    r"(diffusion_)?(pytorch_)?model([._-].*)?\.(bin|pt|pth|th|pth\.tar|ckpt|safetensors)(\.index\.json)?"
     r"|((.*[._-])?(checkpoint|ckpt|full_weights|consolidated|weights|last|latest|best|final|(step|iter|iteration|epoch)[._=-]?[0-9]+)[0-9]*([._=-].*)?)"
-    r"\.(pt|pth|pth\.tar|ckpt|safetensors)"
+    r"\.(pt|pth|th|pth\.tar|ckpt|safetensors)"
     r"|consolidated([._-].*)?\.bin",
     re.ASCII | re.IGNORECASE,
 )
@@ -49,7 +49,7 @@ MODEL = re.compile(
 
 WEIGHTS = re.compile(
     r"(.*[._-])?(v_?heads?|(value|reward|score|classifier|lm|mtp|medusa|eagle)[._-]?(heads?|model)?|critic|adapters?|adapter_model|lora|ema|"
-    r"non_lora_trainables|trainable_params|projectors?|mm_projector|swa|heads?|model|weights)([._-].*)?\.(bin|pt|pth|ckpt|npz)",
+    r"non_lora_trainables|trainable_params|projectors?|mm_projector|swa|heads?|model|weights)([._-].*)?\.(bin|pt|pth|th|ckpt|npz)",
     re.ASCII | re.IGNORECASE,
 )
 """Names of pickles that hold weights; what others hold decides, unless their names are those of training state."""
@@ -235,7 +235,7 @@ def _index_of(name: str) -> str | None:
 
 def _is_other(name: str) -> bool:
     """Whether a name with one of the usual stems is that of weights, and not that of a config."""
-    return name.endswith((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"))
+    return name.endswith((".bin", ".pt", ".pth", ".th", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"))
 
 
 def _is_a(names: Collection[str]) -> str:

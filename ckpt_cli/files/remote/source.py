@@ -56,7 +56,7 @@ STEP = 32 << 10
 ITEMS = ".distcp"
 """The suffix of files whose items are found by the metadata of their folder: nothing is known of them beforehand."""
 
-TORCH = (".pt", ".pth", ".bin", ".ckpt", "")
+TORCH = (".pt", ".pth", ".th", ".bin", ".ckpt", "")
 """Suffixes of files that are read from their end."""
 
 

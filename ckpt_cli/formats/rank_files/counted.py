@@ -21,7 +21,7 @@ from ckpt_cli.formats.torch_files.groups import groups_of
 
 MODEL = "model"
 
-COUNTED = re.compile(r"(?P<stem>[A-Za-z][A-Za-z_.-]*[-_.]?)(?P<number>[0-9]{1,4})\.(pt|pth|bin|ckpt)", re.ASCII)
+COUNTED = re.compile(r"(?P<stem>[A-Za-z][A-Za-z_.-]*[-_.]?)(?P<number>[0-9]{1,4})\.(pt|pth|th|bin|ckpt)", re.ASCII)
 """A name with one number, at its end."""
 
 KEPT = 64

@@ -187,7 +187,7 @@ def read_rank_file(rank: int, path: Path, files: Files, component: str, group: s
     reader = LocalReader(file, rank)
     with reading(path):
         refuse_part(file, path)
-        way, groups = groups_of(file, component, reader)
+        way, groups = groups_of(file, component, reader, group)
         chosen = chosen_group(groups, group)
         if chosen.name != main:
             raise Inconsistent(f"the file of rank {rank} holds no {main}, but that of another rank does", path=path)

@@ -26,7 +26,7 @@ from ckpt_cli.formats.training_state_names import is_record_key, is_state_file, 
 from ckpt_cli.tensors.component import Component, Note
 
 FORMAT = "self-describing"
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = (".pt", ".pth", ".th", ".bin", ".ckpt")
 MAX_NAMES = 1000
 
 

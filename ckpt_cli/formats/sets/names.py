@@ -21,7 +21,7 @@ from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.sets.one_rank import is_of_one_rank
 from ckpt_cli.names import few
 
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".th", ".ckpt", ".pth.tar")
 """Endings of files of weights."""
 
 INDEX_NAME = re.compile(r"\.index(\.[^.]+)?\.json$")

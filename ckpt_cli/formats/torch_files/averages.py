@@ -27,7 +27,7 @@ from typing import Any
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.formats.torch_files.average_states import AVERAGED, BEGUN, COUNTER, COUNTERS, AverageState, common_start, state_of
-from ckpt_cli.formats.torch_files.matrices import is_tensor
+from ckpt_cli.formats.torch_files.matrices import is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_state_key
 from ckpt_cli.names import DDP, stripped_names
@@ -39,8 +39,8 @@ EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
 AVERAGE = re.compile(
     r"(\w+_)?ema(_[\w.]+|[0-9.]+)?|(\w+_)?swa(_\w+)?|(model_)?(avg|averaged?)(_model|_weights)?(_state(_dict)?)?", re.IGNORECASE
 )
-INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema")
-"""Keys of an average's own dict below which its tensors are."""
+INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema", "state")
+"""Keys of an average's own dict below which its tensors are; ``state`` is that of dora, if it is not an optimizer's."""
 
 TELLING = (COUNTER, BEGUN, "num_updates")
 """What is 0, or False, until an average begins; the last one is that of LitEma."""
@@ -75,6 +75,8 @@ def named_tensors(node: Any) -> tuple[Mapping[Any, Any] | None, dict[Any, Any]]:
         entries = as_dict(node)
         if entries is None:
             return None, {}
+        if is_optimizer(entries):
+            return entries, around
         inner = next((key for key in INSIDE if as_dict(entries.get(key)) is not None), None)
         if inner is None:
             return (None if any(isinstance(entries.get(key), (list, tuple)) for key in NAMELESS) else entries), around

@@ -28,7 +28,7 @@ from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
-from ckpt_cli.formats.torch_files.way_down import Way, way_down
+from ckpt_cli.formats.torch_files.way_down import SeveralGroups, Way, way_down
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -72,13 +72,22 @@ class FileGroup:
         return f"{self.key or self.name} (--type {self.name})"
 
 
-def groups_of(file: TorchFile, component: str, reader: LocalReader) -> tuple[Way, list[FileGroup]]:
-    """The state dicts of a file, the main one first, and the way to that one. Raises CorruptFile, Undecidable.
+def groups_of(file: TorchFile, component: str, reader: LocalReader, asked: str | None = None) -> tuple[Way, list[FileGroup]]:
+    """The state dicts of a file, the main one first, and the way to that one. Raises CorruptFile, SeveralGroups.
 
-    A component other than "ema" means the model: the group is chosen afterwards.
+    A component other than "ema" means the model: the group is chosen afterwards, but where nothing tells the main one, which then is the
+    one that was ``asked`` for.
     """
     main = "ema" if component == "ema" else "model"
-    way = way_down(file.root, (*EMA_KEYS, *MODEL_KEYS) if main == "ema" else MODEL_KEYS, reader)
+    keys = (*EMA_KEYS, *MODEL_KEYS) if main == "ema" else MODEL_KEYS
+    try:
+        way = way_down(file.root, keys, reader)
+    except SeveralGroups as several:
+        if asked not in several.keys:
+            raise
+        way = way_down(file.root, keys, reader, asked)
+        first, *others = file_groups(way, main)
+        return way, [replace(first, name=asked), *others]
     return way, file_groups(way, main)
 
 

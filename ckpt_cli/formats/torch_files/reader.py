@@ -37,7 +37,7 @@ from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "torch-file"
 KNOWN = re.compile(
-    r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth)|ema\.pt"
+    r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth|th)|weights\.th|ema\.pt"
     r"|(model|checkpoint|model_best)\.pth\.tar|lit_model\.pth|model_optim_rng\.pt|consolidated\.0+\.pth",
     re.ASCII,
 )
@@ -56,7 +56,7 @@ METRIC = re.compile(r"(.*[-_])?(epoch|step)=[0-9]+.*\.ckpt", re.ASCII)
 MAX_NAMED = 64
 """Of how many ranks the files are looked for, to name those that are missing."""
 
-SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
+SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt", ".pth.tar")
 
 
 class TorchFiles(Format):
@@ -204,7 +204,7 @@ def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[Ra
     reader = LocalReader(file, 0)
     with reading(path):
         refuse_part(file, path)
-        way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader)
+        way, groups = groups_of(file, _component(path) if match.group is not None else match.component, reader, match.group)
         group = chosen_group(groups, match.group)
         held, leaves = read_state(group.entries, reader, path)
         beside = [Leaf(str(key), describe(value)) for key, value in group.beside.items()]

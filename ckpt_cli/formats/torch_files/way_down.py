@@ -18,6 +18,16 @@ from ckpt_cli.names import few
 MAX_LEVELS = 8
 
 
+class SeveralGroups(Undecidable):
+    """Several groups of tensors could be the model; whoever asks for one of them by its key means that."""
+
+    def __init__(self, keys: Iterable[object]) -> None:
+        held = list(keys)
+        self.keys = tuple(key for key in held if isinstance(key, str))
+        text = f"several groups of tensors could be the model: {few([str(key) for key in held])}"
+        super().__init__(text, expected="one of them", hint="save the right one on its own")
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """The dicts from the top of a file (first) down to the model's (last), and the keys that lead from one to the next."""
@@ -42,11 +52,11 @@ class Way:
         return {key: node for level in self.beside[:-1] for key, node in level.items()}
 
 
-def way_down(root: object, keys: tuple[str, ...], reader: LocalReader) -> Way:
-    """The way to the dict of tensors in a file: down through ``keys`` that hold a dict, or the only group.
+def way_down(root: object, keys: tuple[str, ...], reader: LocalReader, asked: str | None = None) -> Way:
+    """The way to the dict of tensors in a file: down through ``keys`` that hold a dict, or the only group; of several that ``asked`` for.
 
     Tensors beside such a key (a random state, a loss) do not make a state dict of what is around it. Raises CorruptFile,
-    Undecidable.
+    SeveralGroups.
     """
     levels: list[Mapping[Any, Any]] = []
     taken: list[Any] = []
@@ -58,7 +68,7 @@ def way_down(root: object, keys: tuple[str, ...], reader: LocalReader) -> Way:
         levels.append(entries)
         inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
         if inner is None:
-            inner = sole_group(entries, reader)
+            inner = sole_group(entries, reader, asked)
         elif _has_named_matrix(entries, reader):
             inner = None
         if inner is None:
@@ -68,11 +78,11 @@ def way_down(root: object, keys: tuple[str, ...], reader: LocalReader) -> Way:
     raise CorruptFile("the state dict is nested too deeply")
 
 
-def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
+def sole_group(entries: Mapping[Any, Any], reader: LocalReader, asked: str | None = None) -> Any | None:
     """The key of the only group of tensors in a dict, however deep, if it holds more than the loose tensors beside it (a step, a queue).
 
     Of several groups the one with matrices of its own, or else with matrices at all: counters are not the model. None if there is no
-    group, or if the tensors beside it may be the model. Raises Undecidable if several groups may be the model.
+    group, or if the tensors beside it may be the model. Raises SeveralGroups if several may be the model, none of which was ``asked`` for.
     """
     if all(as_dict(node) is None for node in entries.values()) or _has_named_matrix(entries, reader):
         return None
@@ -87,12 +97,10 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader) -> Any | None:
         own = [key for key, inner in groups.items() if _has_matrix(map(reader.read, inner.values()))]
         deep = own or [key for key, inner in groups.items() if any(len(shape) > 1 for shape in _shapes_below(inner, reader))]
         groups = {key: groups[key] for key in deep} or groups
+    if len(groups) > 1 and asked in groups:
+        return asked
     if len(groups) > 1:
-        raise Undecidable(
-            f"several groups of tensors could be the model: {few([str(key) for key in groups])}",
-            expected="one of them",
-            hint="save the right one on its own",
-        )
+        raise SeveralGroups(groups)
     return next(iter(groups), None)
 
 

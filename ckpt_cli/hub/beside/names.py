@@ -68,7 +68,7 @@ OF_FOLDERS = {
 
 WEIGHT_SUFFIXES = frozenset(
     {
-        ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",
+        ".safetensors", ".bin", ".pt", ".pth", ".th", ".ckpt", ".distcp", ".h5", ".msgpack", ".npz", ".npy", ".pkl", ".pickle",
         ".gguf", ".ggml", ".llamafile", ".onnx", ".onnx_data", ".data", ".ot", ".tflite", ".mlmodel", ".pdparams", ".nemo", ".engine",
         ".tar", ".zip", ".gz", ".zst",
     }

@@ -1,0 +1,95 @@
+"""Files of torch in which several state dicts could be the model: the one that is asked for by its key is it. Also files called ``.th``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckpt_cli
+from ckpt_cli.errors import CkptError, NoComponent, Undecidable
+from tests.tensors import load
+
+PAIRS = [("net", "best_net"), ("state", "best_state"), ("params", "params_best"), ("weights", "best_weights")]
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"a.weight": torch.full((2, 3), float(value)), "a.bias": torch.full((2,), float(value))}
+
+
+def saved(folder: Path, content: Any, name: str = "checkpoint.pt") -> Path:
+    folder.mkdir(parents=True)
+    torch.save(content, folder / name)
+    return folder
+
+
+def value(out: Path) -> float:
+    return float(load(out)["a.weight"][0, 0])
+
+
+@pytest.mark.parametrize("keys", PAIRS)
+def test_each_can_be_asked_for(tmp_path: Path, keys: tuple[str, str]) -> None:
+    path = saved(tmp_path / "run", {key: state(number) for number, key in enumerate(keys)} | {"epoch": 3})
+    for number, key in enumerate(keys):
+        ckpt_cli.merge(path, tmp_path / f"out{number}", type=key)
+        assert value(tmp_path / f"out{number}") == number
+    assert ckpt_cli.verify(tmp_path / "out1", against=path, type=keys[1]).against[0].identical
+    other = saved(tmp_path / "other", {keys[0]: state(4), keys[1]: state(6)})
+    ckpt_cli.average([path, other], tmp_path / "mean", type=keys[1])
+    assert value(tmp_path / "mean") == 3.5
+
+
+def test_without_one_the_hint_names_them(tmp_path: Path) -> None:
+    path = saved(tmp_path / "run", {"net": state(1), "best_net": state(2)})
+    with pytest.raises(Undecidable) as raised:
+        ckpt_cli.merge(path, tmp_path / "out")
+    assert raised.value.hint == "pass one of these to --type: net, best_net"
+    with pytest.raises(NoComponent) as absent:
+        ckpt_cli.merge(path, tmp_path / "out", type="nets")
+    assert "best_net" in str(absent.value.expected)
+
+
+def test_of_keys_that_no_option_can_name_none_is_offered(tmp_path: Path) -> None:
+    with pytest.raises(Undecidable) as raised:
+        ckpt_cli.merge(saved(tmp_path / "run", {"my net": state(1), 7: state(2)}), tmp_path / "out")
+    assert raised.value.hint == "save the right one on its own"
+
+
+def test_below_other_keys_and_for_all_steps_of_a_run(tmp_path: Path) -> None:
+    for step in (10, 20):
+        saved(tmp_path / f"run/checkpoint-{step}", {"model": {"net": state(step), "best_net": state(step + 1)}})
+    ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="best_net")
+    assert value(tmp_path / "out") == 21
+
+
+def test_the_average_of_dora_lies_in_its_state(tmp_path: Path) -> None:
+    content = {"model": state(1), "ema": {"state": {"model": state(2)}, "count": 100}, "best_state": {"model": state(3)}}
+    path = saved(tmp_path / "run", content, "checkpoint.th")
+    for number, kind in enumerate(("model", "ema", "best_state"), 1):
+        ckpt_cli.merge(path, tmp_path / kind, type=kind)
+        assert value(tmp_path / kind) == number
+
+
+def test_an_optimizer_under_such_a_key_is_none(tmp_path: Path) -> None:
+    """Its ``state`` is not that of an average."""
+    inner = {"state": {"a.weight": {"exp_avg": torch.ones(2, 3)}}, "param_groups": [{"lr": 0.1}]}
+    with pytest.raises(CkptError):
+        ckpt_cli.merge(saved(tmp_path / "run", {"model": state(1), "ema": inner}), tmp_path / "out", type="ema")
+
+
+@pytest.mark.parametrize("name", ["checkpoint.th", "model.th", "weights.th"])
+def test_th_is_another_name_for_files_of_torch(tmp_path: Path, name: str) -> None:
+    """So dora, Demucs and AllenNLP call them."""
+    path = saved(tmp_path / "run", state(5), name)
+    for number, given in enumerate((path, path / name)):
+        ckpt_cli.merge(given, tmp_path / f"out{number}")
+        assert value(tmp_path / f"out{number}") == 5
+
+
+def test_the_state_of_a_training_is_no_model(tmp_path: Path) -> None:
+    path = saved(tmp_path / "run", state(5), "weights.th")
+    torch.save({"optimizer": {"state": {}, "param_groups": []}}, path / "training_state_epoch_1.th")
+    done = ckpt_cli.merge(path, tmp_path / "out")
+    assert not [note.text for note in done.checkpoint.notes if note.level == "warning"]

@@ -222,8 +222,8 @@ def _is_listed(folder: Path) -> bool:
 def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
     """The nearest folders in which something is recognised: that of a file, else those a few levels down, else the one above.
 
-    Where there is none, files below that are recognised by themselves: of any name, as Lightning's are. The second value: whether there may
-    be more further down.
+    Files in it that are recognised by themselves, of any name, are named with them, and where there is no such folder those further down,
+    as Lightning's are. The second value: whether there may be more further down.
     """
     folder = path if there.is_folder(path) else path.parent
     found: list[Path] = []
@@ -252,7 +252,10 @@ def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
     with contextlib.suppress(CkptError, OSError):
         if not found and _holds_checkpoint(folder.parent, there, surely=True):
             return [folder.parent], False
-    return found or (files if folder == path else []), more
+    if folder != path:
+        return found, more
+    # Whoever saves steps as files may put a folder with the state of each beside it.
+    return [*(file for file in files if file.parent == folder), *found] if found else files, more
 
 
 def _holds_checkpoint(folder: Path, there: Folders, *, surely: bool = False) -> bool:

@@ -141,3 +141,20 @@ class TestAnAverageBesideItsModel:
     )
     def test_others_are_not(self, how: dict[str, Any], tmp_path: Path) -> None:
         assert not self.told(self.kept(tmp_path / "both.pt", **how), type="ema")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_extrapolated_variance_below_zero_is_told(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Batch normalisation makes NaN of it."""
+    paths = []
+    for value in (1.0, 3.0):
+        held = {"w": torch.ones(3, 3), "1.running_var": torch.full((4,), value).to(dtype), "1.running_mean": torch.full((4,), -value)}
+        paths.append(tmp_path / f"{value}.pt")
+        torch.save(held, paths[-1])
+    said = warnings(ckpt_cli.average(paths, tmp_path / "beyond", method="weighted", weights=[2, -1]))
+    assert "1.running_var: with these weights a running variance is below 0" in said["negative-variance"]
+    found = {item.code: item for item in ckpt_cli.verify(tmp_path / "beyond", full=True).findings}
+    assert (found["negative-variance"].tensor, found["negative-variance"].severity) == ("1.running_var", "warning")
+    for number, weights in enumerate(([1, 1], [-0.1, 1.1])):
+        assert "negative-variance" not in warnings(ckpt_cli.average(paths, tmp_path / f"{number}", method="weighted", weights=weights))
+        assert "negative-variance" not in {item.code for item in ckpt_cli.verify(tmp_path / f"{number}", full=True).findings}

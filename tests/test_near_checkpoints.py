@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import NotRecognised, Undecidable
@@ -51,3 +52,16 @@ def test_folders_without_weights_are_not(tmp_path: Path) -> None:
     with pytest.raises(NotRecognised) as refused:
         ckpt_cli.merge(tmp_path / "L1", tmp_path / "out")
     assert refused.value.hint == "the folder holds checkpoints"
+
+
+def test_files_of_steps_are_named_before_the_folders_of_their_states(tmp_path: Path) -> None:
+    """kohya's scripts save ``name-000002.safetensors`` and ``name-000002-state``."""
+    run = tmp_path / "run"
+    for number in ("2", "4"):
+        (run / f"my-00000{number}-state").mkdir(parents=True)
+        for name in (f"my-00000{number}.safetensors", f"my-00000{number}-state/model.safetensors"):
+            save_file({"w": torch.ones(2, 2)}, run / name)
+    with pytest.raises(NotRecognised) as refused:
+        ckpt_cli.merge(run, tmp_path / "out")
+    listed = "my-000002.safetensors, my-000004.safetensors, my-000002-state, my-000004-state"
+    assert refused.value.hint == f"4 checkpoints below: {listed}"

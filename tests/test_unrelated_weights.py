@@ -100,3 +100,15 @@ class TestAnAverage:
         held = [model(1) if weights else trained(model(0), 0.1), trained(model(0)), model(0)]
         paths = [folder(tmp_path / f"{i}", tensors) for i, tensors in enumerate(held)]
         assert "unrelated-weights" not in codes(ckpt_cli.average(paths, tmp_path / "out", weights=weights))
+
+    @pytest.mark.parametrize(
+        ("weights", "normalize", "level"), [((1, 1), False, "info"), ((1, 1), True, "warning"), ((0.5, 0.5), False, "warning")]
+    )
+    def test_of_a_model_and_a_stored_difference_is_a_note(
+        self, weights: tuple[float, ...], normalize: bool, level: str, tmp_path: Path
+    ) -> None:
+        """What a base and a delta add up to is a model; their mean is not."""
+        paths = [folder(tmp_path / "base", model(0)), folder(tmp_path / "delta", {name: 0.01 * each for name, each in model(1).items()})]
+        done = ckpt_cli.average(paths, tmp_path / "out", method="weighted", weights=weights, normalize=normalize)
+        (note,) = (note for note in done.outputs[0].notes if note.code == "unrelated-weights")
+        assert (note.level, "an average of models" in note.text) == (level, level == "warning")

@@ -9,11 +9,12 @@ from ckpt_cli import shell
 from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.dtypes import quantised_names
-from ckpt_cli.hub.second_component import RECOMPUTED, STATISTICS
+from ckpt_cli.hub.second_component import RECOMPUTED, STATISTICS, VARIANCE
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import BITS, Formula
 
@@ -116,7 +117,7 @@ def agree(
     if newest:
         text = f"{few(newest)}: not averaged because of their dtype and not equal everywhere; taken from {labels[-1]}"
         notes.append(Note("warning", "newest-taken", text))
-    notes += _statistics_notes(combinations)
+    notes += [*_statistics_notes(combinations), *_variance_notes(combinations)]
     dropped = {name: f"left out by --intersect: {what}" for name, what in differences.items()}
     return Agreed({name: held[-1][name] for name in common}, combinations, dropped, tuple(notes))
 
@@ -139,6 +140,25 @@ def _statistics_notes(combinations: Mapping[str, Combination]) -> list[Note]:
         return []
     text = f"{few(mixed, 4)}: statistics of activations were averaged like weights and are not those of the averaged model"
     return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
+
+
+def _variance_notes(combinations: Mapping[str, Combination]) -> list[Note]:
+    """A warning about running variances that an extrapolation (weights below 0) takes below 0."""
+    import numpy
+
+    found = []
+    for name, combination in combinations.items():
+        formula = combination.formula
+        if name.rpartition(".")[2] != VARIANCE or all(weight / formula.divisor >= 0 for weight in formula.weights):
+            continue
+        held = [elements(tensor).astype(numpy.float64) for tensor in combination.tensors]
+        with numpy.errstate(all="ignore"):
+            total = sum(weight * values for weight, values in zip(formula.weights, held, strict=True)) / formula.divisor
+        found += [name] if bool(numpy.any(total < 0)) else []
+    if not found:
+        return []
+    text = f"{few(found, 4)}: with these weights a running variance is below 0, of which batch normalisation makes NaN"
+    return [Note("warning", "negative-variance", f"{text}; {RECOMPUTED}")]
 
 
 def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -193,7 +194,7 @@ def _job(
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
-    notes += _unrelated_notes(used, agreed) if method != "posthoc-ema" else []
+    notes += _unrelated_notes(used, agreed, mixed) if method != "posthoc-ema" else []
     notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
     notes += made_notes([Origin(source.label, source.path, source.opened.name, source.opened.made) for source in used])
     draft = replace(
@@ -323,8 +324,10 @@ def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agr
     return notes
 
 
-def _unrelated_notes(used: Sequence[Averaged], agreed: Agreed) -> list[Note]:
+def _unrelated_notes(used: Sequence[Averaged], agreed: Agreed, mixed: Formula) -> list[Note]:
     """A warning about a checkpoint whose weights have nothing in common with those of the newest one: such an average is no model.
+
+    A sum that is no average (--no-normalize) may be one of a base and a difference, which have nothing in common either.
 
     Averages that training began with may be far from later ones; posthoc-ema needs them.
     """
@@ -336,6 +339,9 @@ def _unrelated_notes(used: Sequence[Averaged], agreed: Agreed) -> list[Note]:
         measured = unrelated({name: tensors[number] for name, tensors in held.items()}, newest)
         if measured is not None:
             text = f"the weights of {source.label} and {used[-1].label} have nothing in common: {measured}"
+            if not math.isclose(math.fsum(mixed.weights) / mixed.divisor, 1, rel_tol=1e-6):
+                text = f"{text}, as of a model and a difference of two; a sum of models that were not trained from one is of no use"
+                return [Note("info", "unrelated-weights", text)]
             return [Note("warning", "unrelated-weights", f"{text}; an average of models that were not trained from one is of no use")]
     return []
 

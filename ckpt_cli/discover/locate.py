@@ -222,8 +222,8 @@ def _is_listed(folder: Path) -> bool:
 def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
     """The nearest folders in which something is recognised: that of a file, else those a few levels down, else the one above.
 
-    Where there is none, files below that are recognised by themselves: of any name, as Lightning's are. The second value: whether there may
-    be more further down.
+    Where there is none, files below that are recognised by themselves: of any name, as Lightning's are. They are named too where the
+    folders are called like them. The second value: whether there may be more further down.
     """
     folder = path if there.is_folder(path) else path.parent
     found: list[Path] = []
@@ -252,7 +252,14 @@ def _nearest(path: Path, there: Folders) -> tuple[list[Path], bool]:
     with contextlib.suppress(CkptError, OSError):
         if not found and _holds_checkpoint(folder.parent, there, surely=True):
             return [folder.parent], False
-    return found or (files if folder == path else []), more
+    if folder != path:
+        return found, more
+    # Whoever saves steps as files may put a folder with the state of each beside it.
+    own = [file for file in files if file.parent == folder]
+    are_states = all(
+        any(candidate.name.startswith((f"{file.stem}-", f"{file.stem}_", f"{file.stem}.")) for file in own) for candidate in found
+    )
+    return [*(own if are_states else ()), *found] if found else files, more
 
 
 def _holds_checkpoint(folder: Path, there: Folders, *, surely: bool = False) -> bool:

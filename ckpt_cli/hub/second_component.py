@@ -21,6 +21,7 @@ from ckpt_cli.tensors.tensor import Tensor
 STATISTICS = ("running_mean", "running_var")
 """Buffers of torch's norms that follow the activations of a training, beside ``num_batches_tracked``, which is an integer."""
 
+VARIANCE = STATISTICS[1]
 TRACKED = "num_batches_tracked"
 RECOMPUTED = "recompute them with a pass over training data (torch.optim.swa_utils.update_bn)"
 PROBED = 8

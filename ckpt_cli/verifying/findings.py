@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.errors import CkptError, FindingsError, NotFetched, Unreadable
+from ckpt_cli.hub.second_component import RECOMPUTED
 from ckpt_cli.names import plural
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.records import DamagedRecord
@@ -299,6 +300,9 @@ KINDS: dict[str, Kind] = {
         "full",
         "a file's part of a matrix ends in zeros: an interrupted copy",
         COMPARE,
+    ),
+    "negative-variance": Kind(
+        "warning", "full", "a running variance is below 0, as extrapolation leaves it: batch normalisation makes NaN of that", RECOMPUTED
     ),
     "zero-rows": Kind("info", "full", "the last rows of an embedding or a head are zero, as padding is"),
     "zeros": Kind("info", "full", "all elements of a vector or a bias are zero, or of a matrix that is zero in the source too"),

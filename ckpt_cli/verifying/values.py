@@ -15,6 +15,7 @@ from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.source import Files, FileSource
+from ckpt_cli.hub.second_component import VARIANCE
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import view_as
@@ -35,8 +36,13 @@ BLOCK = 1 << 20
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of the values of one tensor so far. ``first`` is the bytes of its first element while all are like it."""
+    """What is known of the values of one tensor so far. ``first`` is the bytes of its first element while all are like it.
 
+    Of a ``variance`` those below 0 are counted.
+    """
+
+    variance: bool = False
+    negative: int = 0
     nan: int = 0
     infinite: int = 0
     zero: bool = True
@@ -151,7 +157,7 @@ def _cost(tensor: Tensor) -> int:
 
 
 def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, advance: Advance) -> Outcome:
-    seen, crcs, compared = _Seen(), {}, 0
+    seen, crcs, compared = _Seen(variance=name.rpartition(".")[2] == VARIANCE and tensor.dtype.kind == "float"), {}, 0
     found: list[Finding] = []
     tails: list[tuple[Piece, int]] = []
     chance, own, read = random.Random(name), {id(piece) for piece in tensor.pieces}, 0
@@ -247,6 +253,8 @@ def _look(seen: _Seen, raw: bytearray, dtype: Dtype) -> None:
                 nan = int(numpy.isnan(values).sum())
                 seen.nan += nan
                 seen.infinite += int(not_finite.sum()) - nan
+        if seen.variance:
+            seen.negative += int((values.astype(numpy.float64) < 0).sum())
 
 
 def _not_finite(values: Array, dtype: Dtype) -> Array:
@@ -286,6 +294,9 @@ def _judged(name: str, tensor: Tensor, seen: _Seen) -> Iterator[Finding]:
     if seen.nan or seen.infinite:
         message = f"{seen.nan} NaN and {seen.infinite} infinite of {tensor.numel} elements"
         yield finding("non-finite", message, tensor=name, file=_file(tensor), nan=seen.nan, infinite=seen.infinite, elements=tensor.numel)
+    elif seen.negative:
+        message = f"{seen.negative} of {tensor.numel} elements are below 0"
+        yield finding("negative-variance", message, tensor=name, file=_file(tensor), negative=seen.negative, elements=tensor.numel)
     elif tensor.numel > 1 and seen.read == tensor.nbytes:
         if seen.zero:
             matrix = sum(n > 1 for n in tensor.shape) > 1 and tensor.dtype.kind == "float" and not name.endswith("bias")

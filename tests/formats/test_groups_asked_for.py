@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, NoComponent, Undecidable
+from ckpt_cli.errors import CkptError, NoComponent, Undecidable, Unsupported
 from tests.tensors import load
 
 PAIRS = [("net", "best_net"), ("state", "best_state"), ("params", "params_best"), ("weights", "best_weights")]
@@ -93,3 +94,31 @@ def test_the_state_of_a_training_is_no_model(tmp_path: Path) -> None:
     torch.save({"optimizer": {"state": {}, "param_groups": []}}, path / "training_state_epoch_1.th")
     done = ckpt_cli.merge(path, tmp_path / "out")
     assert not [note.text for note in done.checkpoint.notes if note.level == "warning"]
+
+
+@pytest.mark.parametrize("beside", ["norm", "ema", "generator"])
+def test_nothing_takes_the_place_of_a_model_of_arrays(tmp_path: Path, beside: str) -> None:
+    """Arrays of numpy are not read; what lies beside them is another component."""
+    arrays = {name: tensor.numpy() for name, tensor in state(1).items()}
+    path = saved(tmp_path / "run", {"model": arrays, beside: state(2)})
+    with pytest.raises(Unsupported, match="arrays of numpy"):
+        ckpt_cli.merge(path, tmp_path / "out")
+    ckpt_cli.merge(path, tmp_path / "out", type=beside)
+    assert value(tmp_path / "out") == 2
+
+
+def test_an_average_beside_results_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "run", {"ema": state(2), "curve": numpy.ones(3), "score": numpy.float64(0.5)})
+    ckpt_cli.merge(path, tmp_path / "out")
+    assert value(tmp_path / "out") == 2
+
+
+def test_statistics_that_are_read_are_not_called_left_out(tmp_path: Path) -> None:
+    held = {"mean": torch.ones(2, 3), "std": torch.ones(2, 3)}
+    path = saved(tmp_path / "run", {"model": state(1), "norm": held})
+    for kind, told in (("norm", False), ("model", True)):
+        done = ckpt_cli.merge(path, tmp_path / kind, type=kind)
+        notes = [note.text for note in (*done.checkpoint.notes, *done.outputs[0].notes) if note.code == "beside-weights"]
+        assert any("norm" in text for text in notes) == told, notes
+    alone = ckpt_cli.merge(saved(tmp_path / "alone", {"model": {}, "norm": held}), tmp_path / "out")
+    assert not [note for note in alone.checkpoint.notes if note.code == "beside-weights"]

@@ -17,13 +17,14 @@ GRAD_SCALER = frozenset({"scale", "growth_factor", "_growth_tracker", "cur_scale
 class DataSearch:
     """Looks for numbers that belong to weights: matrices anywhere, arrays under keys that speak of nothing else, and statistics.
 
-    ``known``: nodes that are parts of some state dict.
+    ``known``: nodes that are parts of some state dict, ``own`` those of the one that is read.
     """
 
-    def __init__(self, known: Iterable[object] = ()) -> None:
+    def __init__(self, known: Iterable[object] = (), own: Iterable[object] = ()) -> None:
         known = list(known)
         self._matrices = MatrixSearch(known)
         self._known = {id(node) for node in known}
+        self._own = {id(node) for node in own}
 
     def keys(self, level: Mapping[Any, Any]) -> list[str]:
         """The keys of a level of a file whose entries hold such numbers; a state dict's own tensors are known."""
@@ -37,8 +38,13 @@ class DataSearch:
         if is_result_key(key):
             return False
         if is_statistics_key(key):
-            return not _is_grad_scaler(node) and _is_given(node)
+            return not _is_grad_scaler(node) and _is_given(node) and not self._is_read(node)
         return not is_record_key(key) and self._holds_array(node)
+
+    def _is_read(self, node: object) -> bool:
+        """Whether all of a node is in the state dict that is read: a file may hold statistics alone."""
+        entries = pairs_of(node)
+        return bool(entries) and all(id(each) in self._own for each in (entries or {}).values())
 
     def _holds_array(self, node: object) -> bool:
         """Whether tensors or arrays of one dimension or more are in a node, outside of what optimizers and the like keep."""

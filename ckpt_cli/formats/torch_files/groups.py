@@ -26,7 +26,7 @@ from ckpt_cli.formats.torch_files.averages import (
 from ckpt_cli.formats.torch_files.beside_weights import DataSearch
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
-from ckpt_cli.formats.torch_files.state_dict import holds_storage
+from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import SeveralGroups, Way, way_down
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
@@ -119,8 +119,9 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         name = key if NAME.fullmatch(key) and key not in taken else f"other_{len(groups)}"
         groups.append(_group_beside(name, key, node, *named_tensors(node)))
     rest = {key: node for key, node in entries.items() if key not in averages or averages[key] is not node}
-    if groups and not any(holds_storage(node) and not _is_no_model(key) for key, node in rest.items()):
-        # The file holds nothing but averages.
+    arrays = bool(way.keys) and any(map(is_array, rest.values()))
+    if groups and not arrays and not any(holds_storage(node) and not _is_no_model(key) for key, node in rest.items()):
+        # The file holds nothing but averages. Arrays under a model's key are a model that cannot be read: nothing takes its place.
         return groups
     if state_of(rest) is not None:
         return [replace(_of_average(component, "", rest), beside=above), *groups]
@@ -159,9 +160,10 @@ def _of_average(name: str, key: str, entries: Mapping[Any, Any], *, by_name: boo
 def passed_over(way: Way, groups: list[FileGroup], group: FileGroup) -> list[str]:
     """The keys beside a group with numbers that may be needed with it and belong to no group of the file, for a warning."""
     held = [node for each in groups for node in (*each.entries.values(), *each.trained.values(), each.node)]
-    passed = DataSearch(held).keys(group.beside) if group.known else []
+    own = [*group.entries.values()]
+    passed = DataSearch(held, own).keys(group.beside) if group.known else []
     if group is groups[0] or not group.known:
-        search = DataSearch([*held, *(node for each in groups for node in each.known.values())])
+        search = DataSearch([*held, *(node for each in groups for node in each.known.values())], own)
         passed += [key for level in way.beside for key in search.keys(level)]
     return list(dict.fromkeys(passed))
 

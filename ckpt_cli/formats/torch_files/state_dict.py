@@ -71,6 +71,10 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
     _refuse_flat_parameters(held)
     if not held:
         _refuse_references(entries, path)
+        if any(map(is_array, entries.values())):
+            raise Unsupported(
+                "the state dict holds arrays of numpy in place of tensors", expected="tensors, as torch.from_numpy makes them"
+            )
         raise CorruptFile("the state dict holds no tensor", expected="a dict of tensors")
     return held, tuple(leaves)
 
@@ -142,6 +146,11 @@ def is_data(node: object) -> bool:
     if isinstance(node, (bytes, bytearray)):
         return len(node) > MAX_SETTING
     return isinstance(node, Call) and any(node.is_(module, name) for module, name in NUMPY_VALUES)
+
+
+def is_array(node: object) -> bool:
+    """Whether a node is an array of numpy, and no scalar."""
+    return isinstance(node, Call) and isinstance(node.target, Global) and is_data(node) and node.target.name not in ("scalar", "encode")
 
 
 def _unknown_tensor(node: object) -> str | None:

@@ -68,18 +68,25 @@ def test_what_differs_is_said(step: Path, tmp_path: Path, change: str, said: str
     assert said in told(step)["other-model"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "random", "index"])
+def test_an_index_alone_is_a_leftover(step: Path, tmp_path: Path) -> None:
+    merged(step, tmp_path / "out")
+    name = "pytorch_model.bin.index.json"
+    (step / name).write_text(json.dumps({"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}))
+    assert not told(step)
+    assert "leftover-index" in {note.code for note in ckpt_cli.detect(step).checkpoint.notes}
+    shutil.copy(step / name, tmp_path / "out")
+    assert {item.code for item in ckpt_cli.verify(tmp_path / "out").findings if item.severity == "warning"} == {"leftover-index"}
+
+
+@pytest.mark.parametrize("damage", ["cut", "random"])
 def test_what_cannot_be_read_was_not_compared(step: Path, tmp_path: Path, damage: str) -> None:
     out = tmp_path / "out"
     path = merged(step, out)
     name = "pytorch_model.bin"
     if damage == "cut":
         (step / name).write_bytes(path.read_bytes()[:100])
-    elif damage == "random":
-        (step / name).write_bytes(bytes(range(200)))
     else:
-        name = "pytorch_model.bin.index.json"
-        (step / name).write_text(json.dumps({"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}))
+        (step / name).write_bytes(bytes(range(200)))
     text = told(step)["other-model"]
     assert f"{name} beside it could also be the model, which was not compared: " in text
     assert "values" not in text

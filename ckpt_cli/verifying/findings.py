@@ -38,9 +38,7 @@ KINDS: dict[str, Kind] = {
     "damaged-file": Kind("error", "headers", "a file of weights or state is truncated, or its header is broken or wrong", AGAIN),
     "empty-file": Kind("error", "headers", "a weights file that holds no tensor", AGAIN),
     "unread-file": Kind("error", "headers", "a weights file with a dtype or shape that is not supported: its content was not checked"),
-    "damaged-index": Kind(
-        "error", "headers", "the index cannot be read, lacks what loaders read of it, or points outside of the folder", AGAIN
-    ),
+    "damaged-index": Kind("error", "headers", "the index cannot be read, lacks what loaders read, or points outside of the folder", AGAIN),
     "damaged-config": Kind("error", "headers", "config.json cannot be read", "restore it from the run or the base"),
     "damaged-manifest": Kind("warning", "headers", "ckpt-manifest.json cannot be read, so it proves nothing", AGAIN),
     "damaged-side-file": Kind(

@@ -139,3 +139,52 @@ def test_counters_beside_a_scale_are_no_codes(tmp_path: Path) -> None:
     result = ckpt_cli.merge(source, tmp_path / "out", dtype="bf16")
     assert result.outputs[0].cast == len(weights()) + 1
     assert "odd-dtype" not in notes(result)
+
+
+def packed_into(storage: torch.dtype) -> Callable[[], Tensors]:
+    """As bitsandbytes stores weights of 4 bits with bnb_4bit_quant_storage, which FSDP needs: bytes that are called floats, some NaN."""
+
+    def made() -> Tensors:
+        held = packed()
+        codes = [name for name in held if f"{name}.quant_map" in held]
+        return held | {name: torch.full((len(held[name]),), 255, dtype=torch.uint8).view(storage).reshape(-1, 1) for name in codes}
+
+    return made
+
+
+@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32], ids=str)
+class TestCodesThatAreCalledFloats:
+    @pytest.mark.parametrize("of", CONFIGS, ids=["known", "unknown", "without"])
+    def test_are_not_cast_and_told(self, tmp_path: Path, storage: torch.dtype, of: dict[str, Any] | None) -> None:
+        source = folder(tmp_path / "source", packed_into(storage)(), of, bare=of is None)
+        with pytest.raises(Unsupported, match=r"quantised weights cannot be cast to fp16: .*_proj\.weight"):
+            ckpt_cli.merge(source, tmp_path / "out", dtype="fp16")
+        with pytest.raises(UsageError, match="quantised"):
+            ckpt_cli.open(source, dtype="fp16")
+        said = notes(ckpt_cli.merge(source, tmp_path / "out"))["odd-dtype"]
+        assert "that holds no numbers: codes of 4 bits, which bitsandbytes packed" in said
+        assert differences(load(tmp_path / "out"), load(source)) == []
+
+    def test_have_no_values_to_judge_or_to_compare(self, tmp_path: Path, storage: torch.dtype) -> None:
+        held = packed_into(storage)()
+        name = next(name for name in held if f"{name}.quant_map" in held)
+        others = {**held, name: torch.zeros_like(held[name])}
+        first, second = (folder(tmp_path / each, tensors, unknown()) for each, tensors in {"a": held, "b": others}.items())
+        assert "non-finite" not in {item.code for item in ckpt_cli.verify(first, full=True).findings}
+        (drift,) = ckpt_cli.diff(first, second).comparison.drifts
+        assert (drift.name, drift.kind, drift.max_abs) == (name, "integer", None)
+
+    def test_are_not_averaged(self, tmp_path: Path, storage: torch.dtype) -> None:
+        held = packed_into(storage)()
+        name = next(name for name in held if f"{name}.quant_map" in held)
+        others = {**held, name: torch.ones_like(held[name])}
+        paths = [folder(tmp_path / each, tensors, unknown()) for each, tensors in {"a": held, "b": others}.items()]
+        with pytest.raises(Unsupported, match="quantised weights are not averaged") as caught:
+            ckpt_cli.average(paths, tmp_path / "out")
+        assert caught.value.tensor == name
+
+
+def test_scales_of_nunchaku_are_not_cast(tmp_path: Path) -> None:
+    held = {"q.qweight": torch.ones(4, 2, dtype=torch.int8), "q.wscales": torch.ones(1, 4), "norm.weight": torch.ones(4)}
+    with pytest.raises(Unsupported, match=r"q\.qweight are codes"):
+        ckpt_cli.merge(folder(tmp_path / "source", held, None, bare=True), tmp_path / "out", dtype="bf16")

@@ -6,15 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli import shell
+from ckpt_cli.averaging.buffers import buffer_notes, refuse_other_masks
 from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.dtypes import quantised_names
-from ckpt_cli.hub.second_component import RECOMPUTED, STATISTICS, VARIANCE
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
-from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.weighted_sum import BITS, Formula
 
@@ -42,7 +41,8 @@ def agree(
     """Decide about every tensor that the checkpoints ``held`` (name -> tensor, old to new) share.
 
     Floating tensors are averaged; others are copied if they are equal, integers that differ are the newest's (``strict``:
-    refused), quantised weights that differ are refused, and so are masks, indices and the like that say what floats mean.
+    refused), quantised weights that differ are refused, and so are masks, indices and the like that say what floats mean; of
+    floats, masks of torch's pruning.
     ``needed`` says which tensors a model of the common ones would lack, of those that are left out: --intersect is no way out
     then. Raises DifferentTensors if names, shapes or dtypes differ, unless ``intersect`` keeps the common part; Unsupported for
     quantised or compressed weights that differ.
@@ -111,13 +111,14 @@ def agree(
                 hint=f"without --strict those of {labels[-1]} are used",
             )
         newest.append(name)
+    refuse_other_masks(combinations)
     if differences and not combinations:
         raise DifferentTensors("nothing is left to average: the checkpoints share no floating tensor", expected="checkpoints of one model")
     notes = []
     if newest:
         text = f"{few(newest)}: not averaged because of their dtype and not equal everywhere; taken from {labels[-1]}"
         notes.append(Note("warning", "newest-taken", text))
-    notes += [*_statistics_notes(combinations), *_variance_notes(combinations)]
+    notes += buffer_notes(combinations)
     dropped = {name: f"left out by --intersect: {what}" for name, what in differences.items()}
     return Agreed({name: held[-1][name] for name in common}, combinations, dropped, tuple(notes))
 
@@ -126,39 +127,6 @@ def _fakes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """The modules of torch.ao that round weights or activations in a training, with patterns for all that is in them."""
     modules = [module for module, _, leaf in (name.rpartition(".") for name in tensors) if leaf == "fake_quant_enabled"]
     return {module: f"*{module.rpartition('.')[2]}.*" for module in modules}
-
-
-def _statistics_notes(combinations: Mapping[str, Combination]) -> list[Note]:
-    """A warning about running statistics of activations (batch normalisation) that differ: those of the average are others."""
-    mixed = [
-        name
-        for name, combination in combinations.items()
-        if name.rpartition(".")[2] in STATISTICS
-        and any(not same_values(replace(tensor, alias_of=None), combination.tensors[0]) for tensor in combination.tensors[1:])
-    ]
-    if not mixed:
-        return []
-    text = f"{few(mixed, 4)}: statistics of activations were averaged like weights and are not those of the averaged model"
-    return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
-
-
-def _variance_notes(combinations: Mapping[str, Combination]) -> list[Note]:
-    """A warning about running variances that an extrapolation (weights below 0) takes below 0."""
-    import numpy
-
-    found = []
-    for name, combination in combinations.items():
-        formula = combination.formula
-        if name.rpartition(".")[2] != VARIANCE or all(weight / formula.divisor >= 0 for weight in formula.weights):
-            continue
-        held = [elements(tensor).astype(numpy.float64) for tensor in combination.tensors]
-        with numpy.errstate(all="ignore"):
-            total = sum(weight * values for weight, values in zip(formula.weights, held, strict=True)) / formula.divisor
-        found += [name] if bool(numpy.any(total < 0)) else []
-    if not found:
-        return []
-    text = f"{few(found, 4)}: with these weights a running variance is below 0, of which batch normalisation makes NaN"
-    return [Note("warning", "negative-variance", f"{text}; {RECOMPUTED}")]
 
 
 def _differences(held: Sequence[Mapping[str, Tensor]], labels: Sequence[str]) -> dict[str, str]:

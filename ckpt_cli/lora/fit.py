@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
+from ckpt_cli.hub.classes.dtypes import is_packed
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
@@ -71,6 +72,9 @@ def fuse_adapters(
     for adapter in state.adapters:
         name = places[adapter.path]
         weight = tensors[name]
+        if is_packed(name, tensors):
+            what = "the base weight is packed codes of 4 bits: LoRA cannot be fused into it"
+            raise Unsupported(what, tensor=weight.name, hint="pass --lora export, and fuse it with PEFT")
         update = _update(adapter, name, weight, facts, is_turned=adapter.path in turned)
         transposed.add(update.layout.startswith("in x out"))
         ranks[adapter.path] = rank_of(adapter, update.groups)
@@ -178,7 +182,7 @@ def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
     weight = tensors[name]
     sides = {adapter.b.shape[0], math.prod(adapter.a.shape[1:])}
     experts = name != f"{adapter.module}.weight"
-    return experts or weight.dtype.kind != "float" or {weight.shape[0], math.prod(weight.shape[1:])} == sides
+    return experts or weight.dtype.kind != "float" or is_packed(name, tensors) or {weight.shape[0], math.prod(weight.shape[1:])} == sides
 
 
 def lacks_base(state: PeftState) -> bool:

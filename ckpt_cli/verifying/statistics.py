@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ckpt_cli.errors import reading
+from ckpt_cli.hub.classes.dtypes import packed_weights
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.statistics import TensorStats
@@ -97,9 +98,10 @@ def tensor_stats(
 ) -> tuple[tuple[TensorStats, ...], tuple[TensorStats, ...]]:
     """Statistics of every tensor (those that share a storage with another are left out), and of groups of like names and dtypes."""
     distinct = {name: tensor for name, tensor in tensors.items() if tensor.alias_of is None}
+    packed = packed_weights(tensors)
     found = with_progress(
-        lambda tensor, advance: _moments(tensor, histogram, advance),
-        distinct.values(),
+        lambda item, advance: _moments(item[1], item[0] in packed, histogram, advance),
+        distinct.items(),
         distinct.values(),
         jobs=jobs,
         progress=progress,
@@ -123,8 +125,8 @@ def _groups(known: Iterable[tuple[str, str, Moments]]) -> tuple[TensorStats, ...
     )
 
 
-def _moments(tensor: Tensor, histogram: bool, advance: Advance) -> Moments:
-    if tensor.dtype.code in PACKED:
+def _moments(tensor: Tensor, packed: bool, histogram: bool, advance: Advance) -> Moments:
+    if packed or tensor.dtype.code in PACKED:
         # Not numbers on their own.
         advance(tensor.nbytes, LABEL)
         return Moments(tensor.numel, real=False, packed=True)

@@ -15,6 +15,7 @@ from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.files.crc32 import combined, crc_of
 from ckpt_cli.files.folders import is_file, stays_inside
 from ckpt_cli.files.source import Files, FileSource
+from ckpt_cli.hub.classes.dtypes import without_packed_floats
 from ckpt_cli.hub.second_component import VARIANCE
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
@@ -69,7 +70,7 @@ def check_values(
     stage = Stage(
         name,
         "values",
-        [(name, tensor) for name, tensor in tensors.items() if tensor.alias_of is None],
+        [(name, tensor) for name, tensor in without_packed_floats(tensors).items() if tensor.alias_of is None],
         tensors=lambda item: (item[1],),
         nbytes=lambda item: _cost(item[1]) * (sample or 1),
         about=lambda item: (item[0], checksums.get(item[0])),

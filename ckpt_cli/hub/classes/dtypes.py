@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from ckpt_cli.dtypes import Dtype
-from ckpt_cli.hub.classes.config_counts import SCALE, has_packed_codes
+from ckpt_cli.dtypes import BY_CODE, Dtype
+from ckpt_cli.hub.classes.config_counts import PACKED, SCALE, has_packed_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.config import Config, is_quantised
 from ckpt_cli.name_patterns import pattern_of
@@ -33,8 +34,9 @@ def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass |
     """
     quantised = is_quantised(config) or "compression_config" in config
     found: dict[Dtype, list[str]] = {}
-    others = any(tensor.dtype.kind != "float" for tensor in tensors.values())
-    floats = {pattern_of(name)[0] for name, tensor in tensors.items() if others and tensor.dtype.kind == "float"}
+    packed = packed_weights(tensors)
+    others = bool(packed) or any(tensor.dtype.kind != "float" for tensor in tensors.values())
+    floats = {pattern_of(name)[0] for name, tensor in tensors.items() if others and tensor.dtype.kind == "float" and name not in packed}
     codes = {name for name in undeclared_codes(tensors, config) if tensors[name].shape} if others and not quantised else set()
     for name, tensor in tensors.items():
         dtype, odd = tensor.dtype, name in codes or (tensor.dtype.kind != "float" and _is_weight(name, tensor, kind, floats))
@@ -60,7 +62,9 @@ def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config:
     text = f"{few(names, 3)}: {dtype} where a model has floats"
     if dtype.kind in ("complex", "bool"):
         return f"{text}: no loader takes complex numbers for weights" if dtype.kind == "complex" else text
-    if has_packed_codes(tensors):
+    if dtype.kind == "float":
+        text = f"{few(names, 3)}: {dtype} that holds no numbers"
+    if has_packed_codes(tensors) or dtype.kind == "float":
         lack = "config.json has no quantization_config" if config else "there is no config.json with a quantization_config"
         return f"{text}: codes of 4 bits, which bitsandbytes packed, and {lack}, without which no loader unpacks them"
     modules = {name.rpartition(".")[0] for name in names}
@@ -71,17 +75,45 @@ def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config:
 
 
 SCALES = re.compile(
-    r"(.*_)?(scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
+    r"(.*_)?(w?[ct]?scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
 )
 """Last parts of names of tensors without which quantised weights mean nothing."""
 
 
+UNPACKING = re.compile(rf"(?P<weight>.+)(\.(nested_)?(absmax|quant_map)|{PACKED.pattern})")
+"""Names of what bitsandbytes stores below the name of a weight of 4 bits."""
+
+
+def packed_weights(names: Collection[str]) -> set[str]:
+    """Weights that are codes of 4 bits of bitsandbytes, by what lies below their ``names``.
+
+    Their dtype says nothing: with ``bnb_4bit_quant_storage`` (for FSDP) the packed bytes are those of floats.
+    """
+    owners = (found["weight"] for found in map(UNPACKING.fullmatch, names) if found)
+    return {name for name in owners if name in names}
+
+
+def is_packed(name: str, names: Collection[str]) -> bool:
+    """Whether one of the ``names`` is that of such a weight, told by the scales that lie below it."""
+    return f"{name}.absmax" in names
+
+
+def without_packed_floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors for what looks at values: codes that bitsandbytes packed into floats as integers of the same size."""
+    codes = {name for name in packed_weights(tensors) if tensors[name].dtype.kind == "float"}
+    return {name: replace(tensor, dtype=BY_CODE[f"I{tensor.dtype.bits}"]) if name in codes else tensor for name, tensor in tensors.items()}
+
+
 def undeclared_codes(tensors: Mapping[str, Tensor], config: Config) -> list[str]:
-    """Quantised weights, with their scales, of which the config says nothing: integers and floats whose values mean something together."""
+    """Quantised weights, with their scales, of which the config says nothing: integers and floats whose values mean something together.
+
+    Floats are among them where bitsandbytes packed its codes into these.
+    """
     if is_quantised(config):
         return []
+    packed = packed_weights(tensors)
     plain = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind != "opaque"}
-    found = [name for name in quantised_names(plain, quantised=False) if tensors[name].dtype.kind == "int"]
+    found = [name for name in quantised_names(plain, quantised=False) if tensors[name].dtype.kind == "int" or name in packed]
     found = [name for name in found if not COUNTS.fullmatch(name.rpartition(".")[2])]
     return sorted(name for name in found if not SCALES.fullmatch(name.rpartition(".")[2]) and not has_packed_codes([name]))
 
@@ -89,9 +121,10 @@ def undeclared_codes(tensors: Mapping[str, Tensor], config: Config) -> list[str]
 def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
     """Names that must stay together: quantised weights and their scales.
 
-    A module is quantised if it holds a tensor of a dtype that is meaningless alone, or integers of at most 32 bits beside
-    scales (or such integers at all, if the config says that weights are ``quantised``).
+    A module is quantised if it holds a tensor of a dtype that is meaningless alone, codes that bitsandbytes packed, or integers of at
+    most 32 bits beside scales (or such integers at all, if the config says that weights are ``quantised``).
     """
+    packed = packed_weights(tensors)
     modules: dict[str, list[str]] = {}
     companions: set[str] = set()
     for name in tensors:
@@ -106,7 +139,9 @@ def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
         kinds = {name: tensors[name].dtype for name in names}
         small = [name for name, dtype in kinds.items() if dtype.kind == "int" and dtype.bits <= 32]
         counts = {name for name in small if COUNTERS.fullmatch(name.rpartition(".")[2])}
-        codes = [name for name, dtype in kinds.items() if dtype.kind == "opaque" or (name in small and name not in counts)]
+        codes = [
+            name for name, dtype in kinds.items() if dtype.kind == "opaque" or name in packed or (name in small and name not in counts)
+        ]
         scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
         if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):
             fixed |= {*codes, *scales}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import UsageError, reading
 from ckpt_cli.hub.bagel import bagel_facts
+from ckpt_cli.hub.classes.dtypes import packed_weights, without_packed_floats
 from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.drift import BaseComparison, Coverage, FormatFact, FormChange, Kind, TensorDrift
@@ -100,7 +101,13 @@ def _compare(
 ) -> BaseComparison:
     if sample is not None and not 0 < sample <= 1:
         raise UsageError(f"{sample:g} is not a share of the elements", expected="above 0, at most 1")
-    common = [Compared(name, tensor, dtype, base[name]) for name, (tensor, dtype) in mine.items() if name in base]
+    codes, base = packed_weights(mine), without_packed_floats(base)
+    own = without_packed_floats({name: tensor for name, (tensor, _) in mine.items()})
+    common = [
+        Compared(name, own[name], own[name].dtype if name in codes else dtype, base[name])
+        for name, (_, dtype) in mine.items()
+        if name in base
+    ]
     alike = [pair for pair in common if pair.alike]
     missing = tuple(name for name in base if name not in mine)
     extra = tuple(name for name in mine if name not in base)

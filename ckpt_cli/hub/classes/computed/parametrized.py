@@ -27,6 +27,17 @@ class Computed:
     parts: tuple[str, ...]
     remove: str
 
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """Zeros and ones of torch.nn.utils.prune, which say what elements are kept. Those of parametrizations may be trained."""
+        return tuple(part for part in self.parts if part.endswith("_mask") and self.remove != REMOVE)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Singular vectors that a spectral norm brings nearer to those of its weight in every forward pass of a training."""
+        spectral = any(part.endswith("_u") for part in self.parts)
+        return tuple(part for part in self.parts if spectral and part.endswith(("_u", "_v")))
+
 
 def computed(names: Collection[str]) -> dict[str, Computed]:
     """The tensors that are not in a state dict with these ``names``, as they are computed from several that are.
@@ -36,9 +47,9 @@ def computed(names: Collection[str]) -> dict[str, Computed]:
     """
     there, parts = set(names), dict[str, list[str]]()
     for name in names:
-        module, found, rest = name.rpartition(PARAMETRIZATIONS)
+        module, found, rest = f".{name}".rpartition(PARAMETRIZATIONS)
         if found and "." in rest:
-            parts.setdefault(f"{module}.{rest.partition('.')[0]}", []).append(name)
+            parts.setdefault(f"{module}.{rest.partition('.')[0]}"[1:], []).append(name)
     made = {name: Computed(tuple(sorted(listed)), REMOVE) for name, listed in parts.items()}
     for suffixes, remove in SUFFIXES.items():
         for name in [name.removesuffix(suffixes[0]) for name in names if name.endswith(suffixes[0])]:

@@ -1,0 +1,78 @@
+"""Buffers of torch that an average of floats mixes like weights: running statistics, vectors of spectral norms, masks of pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ckpt_cli.errors import Unsupported
+from ckpt_cli.hub.classes.computed.parametrized import computed
+from ckpt_cli.hub.second_component import RECOMPUTED, STATISTICS, VARIANCE
+from ckpt_cli.names import few
+from ckpt_cli.output.plan import Combination
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.reading import elements
+
+
+def refuse_other_masks(combinations: Mapping[str, Combination]) -> None:
+    """Raise Unsupported for masks of pruning that differ: the mean of weights and that of masks give other weights than the mean has."""
+    for name, of in computed(combinations).items():
+        for mask in of.masks:
+            if _differ(combinations[mask]):
+                raise Unsupported(
+                    f"{name} is computed with it whenever it is used, and the checkpoints have other masks",
+                    tensor=mask,
+                    expected="equal masks in all checkpoints",
+                    hint=f"average checkpoints of one mask, or make one tensor of each weight with {of.remove} before they are saved",
+                )
+
+
+def buffer_notes(combinations: Mapping[str, Combination]) -> list[Note]:
+    """Warnings about averaged buffers that are not those of the averaged model."""
+    return [*_statistics_notes(combinations), *_variance_notes(combinations), *_vectors_notes(combinations)]
+
+
+def _vectors_notes(combinations: Mapping[str, Combination]) -> list[Note]:
+    """A warning about singular vectors that differ: their mean has another length, by which spectral norms scale the weight."""
+    vectors = {name: of.remove for of in computed(combinations).values() for name in of.vectors}
+    mixed = {name: remove for name, remove in vectors.items() if _differ(combinations[name])}
+    if not mixed:
+        return []
+    text = f"{few(list(mixed), 4)}: vectors of spectral norms were averaged like weights, are no unit vectors and scale the weights wrongly"
+    removes = " or ".join(dict.fromkeys(mixed.values()))
+    hint = f"recompute them with some forward passes in training mode, or make one tensor of each weight with {removes} before saving"
+    return [Note("warning", "spectral-vectors", f"{text}; {hint}")]
+
+
+def _statistics_notes(combinations: Mapping[str, Combination]) -> list[Note]:
+    """A warning about running statistics of activations (batch normalisation) that differ: those of the average are others."""
+    mixed = [name for name, combination in combinations.items() if name.rpartition(".")[2] in STATISTICS and _differ(combination)]
+    if not mixed:
+        return []
+    text = f"{few(mixed, 4)}: statistics of activations were averaged like weights and are not those of the averaged model"
+    return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
+
+
+def _variance_notes(combinations: Mapping[str, Combination]) -> list[Note]:
+    """A warning about running variances that an extrapolation (weights below 0) takes below 0."""
+    import numpy
+
+    found = []
+    for name, combination in combinations.items():
+        formula = combination.formula
+        if name.rpartition(".")[2] != VARIANCE or all(weight / formula.divisor >= 0 for weight in formula.weights):
+            continue
+        held = [elements(tensor).astype(numpy.float64) for tensor in combination.tensors]
+        with numpy.errstate(all="ignore"):
+            total = sum(weight * values for weight, values in zip(formula.weights, held, strict=True)) / formula.divisor
+        found += [name] if bool(numpy.any(total < 0)) else []
+    if not found:
+        return []
+    text = f"{few(found, 4)}: with these weights a running variance is below 0, of which batch normalisation makes NaN"
+    return [Note("warning", "negative-variance", f"{text}; {RECOMPUTED}")]
+
+
+def _differ(combination: Combination) -> bool:
+    first, *others = (replace(tensor, alias_of=None) for tensor in combination.tensors)
+    return any(not same_values(tensor, first) for tensor in others)

@@ -192,7 +192,7 @@ class TestWhatDoesNotResolve:
             file.write_text("")
             with pytest.raises(NotRecognised) as caught:
                 locate(file)
-            assert caught.value.hint == f"by its name, {file.name} holds no weights"
+            assert caught.value.hint == f"ckpt knows no file of weights with a name like {file.name}"
 
     def test_many_checkpoints_below_are_counted(self, copy: Copy) -> None:
         run = copy("layouts", "verl-run", "run")

@@ -783,3 +783,26 @@ class TestOneRank:
         path = put(tmp_path / "rank0.safetensors")
         (tmp_path / "config.json").write_text(config)
         assert part_error(path, Folders()) is not None
+
+
+@pytest.mark.parametrize("name", ["checkpoint_2-{}.pt", "model.{}.safetensors"])
+def test_what_ranks_share_is_a_part_beside_their_files(name: str, tmp_path: Path) -> None:
+    """As fairseq writes a mixture of experts."""
+    shared = put(tmp_path / "set" / name.format("shared"))
+    assert part_of(shared, Folders()) is None
+    put(shared.with_name(name.format("unshared-rank-0")))
+    assert part_of(shared, Folders()) is None
+    ranks = [put(shared.with_name(name.format(f"rank-{rank}"))).name for rank in range(2)]
+    refused_everywhere(shared, tmp_path, 4, "what the ranks share", *ranks)
+
+
+def test_files_of_experts_beside_a_file_that_was_passed_are_told(tmp_path: Path) -> None:
+    """As they are beside a folder that was passed."""
+    model = put(tmp_path / "set" / "model.pt")
+    put(tmp_path / "set" / "expert_policy.pt")
+    assert not any(note.code == "other-weights" for note in ckpt_cli.merge(model, tmp_path / "one").outputs[0].notes)
+    for number in range(2):
+        put(tmp_path / "set" / f"experts_rank{number}.pt")
+    for path in (model, model.parent):
+        notes = ckpt_cli.merge(path, tmp_path / "out", overwrite=True).outputs[0].notes
+        assert any(note.code == "other-weights" and "experts_rank0.pt, experts_rank1.pt" in note.text for note in notes), path

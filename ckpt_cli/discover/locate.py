@@ -284,7 +284,7 @@ def _suggestion(path: Path, near: Sequence[Path], more: bool, there: Folders) ->
         names = few([candidate.relative_to(folder).as_posix() for candidate in near], 4)
         return f"{'at least ' if more else ''}{len(near)} checkpoints {'beside it' if is_file else 'below'}: {names}"
     if is_file:
-        return f"by its name, {printable(path.name)} holds no weights"
+        return f"ckpt knows no file of weights with a name like {printable(path.name)}"
     try:
         entries = there.entries(path)
     except Unreadable:

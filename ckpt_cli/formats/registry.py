@@ -42,7 +42,8 @@ from ckpt_cli.formats.rank_files.self_describing import SelfDescribing
 from ckpt_cli.formats.safetensors.folder import HubFolder
 from ckpt_cli.formats.safetensors.shards import HubShards
 from ckpt_cli.formats.sets.contents import share_error
-from ckpt_cli.formats.sets.names import index_beside, part_error
+from ckpt_cli.formats.sets.indexes import index_beside
+from ckpt_cli.formats.sets.names import part_error
 from ckpt_cli.formats.sets.neighbours import neighbour_error
 from ckpt_cli.formats.sets.stages import stage_error
 from ckpt_cli.formats.torch_checkpointing.reader import TorchCheckpointing

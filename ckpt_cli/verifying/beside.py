@@ -18,7 +18,7 @@ from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.zip_archive import ZipMap
 from ckpt_cli.hub.assets import CONFIG, MODULES
-from ckpt_cli.hub.beside.lacking import broken_text, partial_text, parts_gone, parts_of
+from ckpt_cli.hub.beside.lacking import broken_text, partial_text
 from ckpt_cli.hub.beside.listed import Seen, json_of, listed
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.hub.beside.names import NO_ASSETS, TOKENIZER_CONFIG, has_weight_suffix, is_asset_name
@@ -28,6 +28,7 @@ from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.custom_code import lacking_names, missing_code
+from ckpt_cli.hub.sentences.parts import parts_gone, parts_of, parts_without_weights, routers_without_file
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
@@ -116,12 +117,23 @@ def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
 
 
 def _without_parts(folder: Path) -> Iterator[Finding]:
-    """Folders of a model of sentence-transformers that are not there, or hold a damaged config."""
-    if not is_file(folder / MODULES):
+    """Folders of a model of sentence-transformers that are not there, lack their weights, or hold a damaged config.
+
+    Where another part is the only one with weights, that is the ``folder``: the model is the one around it.
+    """
+    modules, shown = folder / MODULES, MODULES
+    if not is_file(modules) and folder.name in parts_of(folder.parent / MODULES):
+        folder, modules, shown = folder.parent, folder.parent / MODULES, f"../{MODULES}"
+    if not is_file(modules):
         return
-    if gone := parts_gone(folder / MODULES):
-        yield finding("lacks-part", f"{few(gone)}, which it names, {'is' if len(gone) == 1 else 'are'} not there", file=MODULES)
-    configs = {f"{part}/{CONFIG}": folder / part / CONFIG for part in parts_of(folder / MODULES) if stays_inside(part)}
+    if lost := routers_without_file(modules):
+        text = f"{few(lost)}, without which the Router that it names does not load, {'is' if len(lost) == 1 else 'are'} not there"
+        yield finding("lacks-named-file", text, file=shown)
+    if gone := parts_gone(modules):
+        yield finding("lacks-part", f"{few(gone)}, which it names, {'is' if len(gone) == 1 else 'are'} not there", file=shown)
+    if hollow := parts_without_weights(modules):
+        yield finding("lacks-part", f"{few(hollow)}, which it names, {'holds' if len(hollow) == 1 else 'hold'} no weights", file=shown)
+    configs = {f"{part}/{CONFIG}": folder / part / CONFIG for part in parts_of(modules) if stays_inside(part)}
     yield from damaged_files({name: path for name, path in configs.items() if is_file(path)})
 
 

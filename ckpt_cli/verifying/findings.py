@@ -68,7 +68,7 @@ KINDS: dict[str, Kind] = {
     "lacks-part": Kind(
         "warning",
         "headers",
-        "modules.json names a folder that is not there: the model does not load",
+        "modules.json names a folder that is not there, or that has lost its weights: the model does not load",
         "copy the folder from the run or the base",
     ),
     "lacks-code": Kind(

@@ -63,6 +63,9 @@ FITTED = re.compile(
 OF_TRAINER = re.compile(r"(extra_state|train(er)?([._-]state)?|stats)([._-].*)?\.(pt|pth|bin|pkl)", re.ASCII | re.IGNORECASE)
 """Names of training state in which trainers keep anything; those of optimizers, schedulers, random states and data say what is in them."""
 
+EXPERTS = re.compile(r"([a-z0-9]+[-_.])*experts?[-_.]?(rank[-_.]?)?[0-9]+\.(safetensors|bin|pt|pth|ckpt)", re.ASCII | re.IGNORECASE)
+"""Files of experts: ``experts_rank0.pt``, ``expert_1.pt``. They may be of no other model than what lies beside them."""
+
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
 
@@ -75,7 +78,9 @@ def left_out_notes(found: Found, place: Place, component: Component, assets: Ite
     used = {absolute(path) for path in assets}
     if not found.is_named(place):
         return (*held, *_other_files(found, place, component, used, files))
-    return (*held, *_trained_with(place, component, used, files)) if has_adapters(component.tensors) else held
+    if has_adapters(component.tensors):
+        return (*held, *_trained_with(place, component, used, files))
+    return (*held, *_experts_beside(place, component, used, files))
 
 
 def could_be_model(name: str) -> bool:
@@ -113,6 +118,16 @@ def _trained_with(place: Place, component: Component, used: set[str], files: Fil
         text = f"{few(models, 3)} beside the adapter of {place.name}: by name {_is_a(models)}, not read with it"
         notes.append(Note("info", "other-weights", text))
     return notes
+
+
+def _experts_beside(place: Place, component: Component, used: set[str], files: Files) -> list[Note]:
+    """What is said of files of experts beside a file that was passed, and that holds none itself."""
+    if any(".experts." in name for name in component.tensors):
+        return []
+    used = used | {absolute(path) for path in (*place.match.files, *component.files)}
+    folders = dict.fromkeys(path.parent for path in place.match.files)
+    beside = [path for folder in folders for path in files_in(folder, EXPERTS.fullmatch) if absolute(path) not in used]
+    return _told_of_others(beside, place, component, files)
 
 
 def _other_files(found: Found, place: Place, component: Component, assets: set[str], files: Files) -> list[Note]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from ckpt_cli.errors import MissingShard
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.formats.safetensors.names import SUFFIX, is_index
-from ckpt_cli.formats.sets.names import listed_files, part_name
+from ckpt_cli.formats.sets.indexes import listed_files
+from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.names import few, plural
 
 TORCH_SUFFIX, TORCH_INDEX = ".bin", "pytorch_model.bin.index.json"

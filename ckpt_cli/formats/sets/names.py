@@ -16,18 +16,19 @@ from typing import NamedTuple
 
 from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files.folders import Folders
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.sets.indexes import index_beside, listed_files
 from ckpt_cli.formats.sets.one_rank import is_of_one_rank
 from ckpt_cli.names import few
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".th", ".ckpt", ".pth.tar")
 """Endings of files of weights."""
 
-INDEX_NAME = re.compile(r"\.index(\.[^.]+)?\.json$")
 MAX_DIGITS = 12
 MAX_PARTS = 1 << 20
 SHOWN = 5
+OF_ALL = -1
+"""In place of the number of a rank: the file of what all of them share."""
+
 SMALL = 8
 """Numbers below this are ranks even without a neighbour: other kinds of rank (of a decomposition) are mostly larger."""
 
@@ -107,6 +108,9 @@ RANK_FOLDER = re.compile(r"(?=.*rank)((mp|tp|pp|ep|etp|dp)_rank_\d+_?|_?\d+)+", 
 OUTSIDE = SetKind(re.compile(r"non[-_]tp\.(pt|pth|bin|safetensors)"), "a DeepSpeed checkpoint for inference", "rest")
 """What is not in the layers that DeepSpeed cuts among ranks: ``non-tp.pt`` beside ``tp_00_00.pt``, also of one rank."""
 
+SHARED = SetKind(re.compile(r"(?P<stem>.+[-_.])(shared|non[-_]?experts?)(?P<suffix>\.[a-z.]+)"), "what ranks share", "shared")
+"""What all ranks have alike, beside the experts of each (fairseq): ``checkpoint_2-shared.pt`` beside ``checkpoint_2-rank-0.pt``."""
+
 BY_CONTENT = frozenset({"model_optim_rng.pt"})
 """Names of files whose content is enough, so their folder is not considered."""
 
@@ -158,7 +162,7 @@ class SetMember:
     @property
     def missing(self) -> tuple[int, ...]:
         """The first missing numbers, by names: a few more than are shown."""
-        if self.kind.unit in ("layer", "parameter", "rest") or self.kind.regex is RANK_FOLDER:
+        if self.kind.unit in ("layer", "parameter", "rest", "shared") or self.kind.regex is RANK_FOLDER:
             # Layers without weights have no file, and of folders only one was looked at.
             return ()
         from_one = self.kind is OF and 0 not in self.siblings and self.number > 0 and "rank" not in self.path.name
@@ -200,6 +204,7 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
     =======================  ===============================================  =========================================
     ``zero/<name>/fp32.pt``  always: one parameter (`UNIVERSAL`)
     ``non-tp.pt``            always: without the layers (`OUTSIDE`)
+    ``x-shared.pt``          beside ``x-rank-0.pt``, if that is a part        otherwise
     names of one program     always (`WHOLE_NAMES`)                           "1 in all"; number 0 alone, where content
                                                                               decides (``consolidated.00.pth``)
     "N of M" (`OF`)          always                                           M is 1; after a `COUNTER` (``epoch_3_of_10``),
@@ -220,6 +225,8 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
         return SetMember(path, SetKind(UNIVERSAL, "a DeepSpeed universal checkpoint", "parameter"), 0, None, {0: path})
     if OUTSIDE.regex.fullmatch(path.name):
         return SetMember(path, OUTSIDE, 0, None, {0: path})
+    if (shared := SHARED.regex.fullmatch(path.name)) and (ranks := _ranks_beside(path, shared, there)):
+        return SetMember(path, SHARED, OF_ALL, None, {OF_ALL: path, **ranks})
     for kind in WHOLE_NAMES:
         fields = kind.regex.fullmatch(path.name)
         if fields:
@@ -244,6 +251,13 @@ def part_of(path: Path, there: Folders) -> SetMember | None:
     if RANK_FOLDER.fullmatch(folder.name):
         return SetMember(path, SetKind(RANK_FOLDER, f"model parallelism ({folder.name})", "rank"), 0, None, {0: path})
     return _part_of_folders(path, there)
+
+
+def _ranks_beside(path: Path, shared: re.Match[str], there: Folders) -> dict[int, Path]:
+    """The files of ranks that a file of what they share has beside it: of its name, but for the rank."""
+    like = re.compile(re.escape(shared["stem"]) + r"rank[-_.]?(\d{1,12})" + re.escape(shared["suffix"]), re.ASCII)
+    ranks = {int(found[1]): entry for entry in there.entries(path.parent) if (found := like.fullmatch(entry.name))}
+    return ranks if ranks and part_of(ranks[min(ranks)], there) is not None else {}
 
 
 def _part_of_folders(path: Path, there: Folders) -> SetMember | None:
@@ -275,6 +289,8 @@ def error_of(part: SetMember, there: Folders) -> PartOfSet:
         message = f"{part.path.parent.name}/{name} is one parameter of {part.kind.writer}"
     elif unit == "rest":
         message = f"{name} is {part.kind.writer} without the layers, which are in files of their own (tp_00_00.pt)"
+    elif unit == "shared":
+        message = f"{name} is one file of a set: it holds what the ranks share, and not what each has of its own"
     elif part.count is not None:
         message = f"{name} is one of {part.count} files of {part.kind.writer}"
     else:
@@ -287,16 +303,6 @@ def error_of(part: SetMember, there: Folders) -> PartOfSet:
         others = [name for number, name in sorted(shown.items()) if number != part.number]
         expected = f"the whole set; beside it: {few(others)}"
     return PartOfSet(message, path=part.path, expected=expected or "the whole set", hint=_hint(part, missing, there))
-
-
-def index_beside(path: Path, there: Folders) -> Path | None:
-    """An index in the same folder that lists this file, and others with it."""
-    for index in there.entries(path.parent):
-        if INDEX_NAME.search(index.name):
-            files = listed_files(index)
-            if path.name in files and len(files) > 1:
-                return index
-    return None
 
 
 def unlisted_parts(files: Iterable[str]) -> list[str]:
@@ -314,16 +320,6 @@ def unlisted_parts(files: Iterable[str]) -> list[str]:
         if missing is not None:
             absent.append(f"{before}{missing:0{width}d}{after}")
     return absent
-
-
-def listed_files(index: Path) -> set[str]:
-    """The names of the files that an index lists; none if it cannot be read."""
-    try:
-        content = parse_json(read_small(index), "the index")
-    except CkptError:
-        return set()
-    mapping = content.get("weight_map") if isinstance(content, dict) else None
-    return {file for file in mapping.values() if isinstance(file, str)} if isinstance(mapping, dict) else set()
 
 
 def _part(path: Path, kind: SetKind, fields: re.Match[str], there: Folders) -> SetMember:

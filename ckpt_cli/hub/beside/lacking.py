@@ -6,13 +6,10 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ckpt_cli import shell
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import Folders, is_folder, stays_inside
-from ckpt_cli.files.safetensors_file import parse_json
-from ckpt_cli.files.source import read_small
+from ckpt_cli.files.folders import Folders
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, MODULES, Assets, Lost
 from ckpt_cli.hub.beside.listed import MOST_INNER, Seen, home_of, json_of
 from ckpt_cli.hub.beside.model_config import DOUBTFUL
@@ -20,15 +17,13 @@ from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import tokenizer_of
 from ckpt_cli.hub.custom_code import lacking_names, missing_code
+from ckpt_cli.hub.sentences.parts import part_notes, parts_of
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 
 PACKED, COMPONENTS = "MLmodel", "components"
 """What MLflow describes a model in, and the folder of all but its weights and config."""
-
-EMPTY = "Normalize"
-"""The part of sentence-transformers that has no files: repositories of the hub do not keep its folder."""
 
 
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
@@ -60,11 +55,8 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     if names := lacking_names(modules, configs):
         text = f"{few(names)}, which auto_map or another module names, is not in the file: it was cut off, or is another one"
         notes.append(Note("warning", "lacks-code", text))
-    parts = parts_elsewhere(assets)
-    if parts and not _is_same(home := assets.files[MODULES].parent, output):
-        gone = parts_gone(assets.files[MODULES])
-        cure = f"{few(gone)} {'is' if len(gone) == 1 else 'are'} not in {home} either" if gone else f"copy them from {home}"
-        notes.append(Note("warning", "lacks-part", f"{MODULES} names {few(parts)}, folders that are not written: {cure}"))
+    if MODULES in assets.files and not _is_same(assets.files[MODULES].parent, output):
+        notes += part_notes(assets.files)
     return notes
 
 
@@ -170,20 +162,3 @@ def broken_text(path: Path) -> str:
 def parts_elsewhere(assets: Assets) -> list[str]:
     """The folders of a model of sentence-transformers: pooling, and dense layers with weights of their own."""
     return [printable(part) for part in parts_of(assets.files[MODULES])] if MODULES in assets.files else []
-
-
-def parts_gone(modules: Path) -> list[str]:
-    """The folders that a modules.json names, that are not beside it, and without which the model does not load."""
-    parts = parts_of(modules)
-    needed = (part for part, kind in parts.items() if not kind.endswith(EMPTY) and stays_inside(part))
-    return [printable(part) for part in needed if not is_folder(modules.parent / part)]
-
-
-def parts_of(modules: Path) -> dict[str, str]:
-    """The folders that a modules.json names, each with the class of what is in it."""
-    listed: Any = None
-    with contextlib.suppress(CkptError):
-        listed = parse_json(read_small(modules))
-    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    parts = [(entry.get("path"), entry.get("type")) for entry in entries]
-    return {path: str(kind) for path, kind in parts if isinstance(path, str) and path}

@@ -8,6 +8,9 @@ import re
 from ckpt_cli.hub.beside.copied import copied_name
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
+ROUTER_CONFIG = "router_config.json"
+"""The parts of a Router of sentence-transformers, each in a folder of its own."""
+
 AUXILIARY = "ae.safetensors"
 """BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
 
@@ -36,7 +39,7 @@ ASSET_NAMES = (
         "video_preprocessor_config.json", "audio_tokenizer_config.json", "image_processor.json", "feature_extractor.json",
         "chat_template.json", "chat_template.jinja", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
         "configuration.json", "dataset_statistics.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
-        "policy_preprocessor.json", "policy_postprocessor.json", "artifact.metadata", "config_setfit.json",
+        "policy_preprocessor.json", "policy_postprocessor.json", "artifact.metadata", "config_setfit.json", ROUTER_CONFIG,
     }
 )  # fmt: skip
 """What trainers write into a checkpoint's own folder. tests/test_asset_names.py compares them with what transformers reads.

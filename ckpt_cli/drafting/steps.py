@@ -8,6 +8,7 @@ from functools import partial
 
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
+from ckpt_cli.base_model.ends import moved_end_notes
 from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
@@ -239,9 +240,10 @@ def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     of_base = setting.base is not None and home is not None and home.parent == setting.base.folder
     notes += config_notes(config, {name: tensor.shape for name, tensor in tensors.items()}, floats, of_base=of_base)
     notes += odd_dtypes(tensors, config, draft.selection.kind)
-    notes += vocabulary_notes(draft.assets, tensors)
+    notes += vocabulary_notes(draft.assets, tensors, setting.base.assets if setting.base is not None else None)
     if setting.base is not None:
         notes += base_tokenizer_notes(setting.base, draft.assets, tensors)
+        notes += moved_end_notes(setting.base.assets, draft.assets, notes)
         notes += _generation_notes(draft, setting.base)
     read = [tensor for source in draft.sources for tensor in source.component.tensors.values()]
     notes += torn_notes([*read, *(output.tensor for output in draft.plan.tensors)])

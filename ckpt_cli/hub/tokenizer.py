@@ -124,19 +124,28 @@ def lost_end(files: Mapping[str, Path], config: Config, source: Mapping[str, Pat
     return f"at {few([str(end) for end in lost])}" if lost else None
 
 
-def _other_end(assets: Assets) -> str | None:
+def _other_end(assets: Assets, base: Assets | None) -> str | None:
     """How settings for generation that come from another place than config.json, as a base, end texts elsewhere. None if they do not.
 
-    A training that teaches a model another end, as a chat template's, writes it into config.json.
+    A training that teaches a model another end, as a chat template's, writes it into config.json. Settings of its own beside the
+    config.json of its ``base`` are right.
     """
     files, wanted = assets.files, _ends(assets.config)
     if GENERATION_CONFIG not in files or CONFIG not in files or files[GENERATION_CONFIG].parent == files[CONFIG].parent:
+        return None
+    if base is not None and base.files.get(CONFIG) == files[CONFIG]:
         return None
     there = _ids((_generation(files) or {}).get(END))
     if not there or not wanted or {*wanted} & {*there} or not writes_texts(assets.config):
         return None
     text = f"it comes from {files[GENERATION_CONFIG].parent.name}, and ends texts at {few([str(end) for end in there])}"
     return f"{text}, config.json at {few([str(end) for end in wanted])}, which is not used beside it"
+
+
+def ends_used(files: Mapping[str, Path], config: Config) -> tuple[str, list[int]]:
+    """The file that ends the texts of a model in transformers, and the ids of the end there: without settings for it, config.json."""
+    generation = _generation(files)
+    return (CONFIG, _ends(config)) if generation is None else (GENERATION_CONFIG, _ids(generation.get(END)))
 
 
 def _ends(config: Config) -> list[int]:
@@ -149,8 +158,11 @@ def _ids(value: object) -> list[int]:
     return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
 
 
-def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note]:
-    """Warnings about ids that are passed on with a model whose embedding is too small for them."""
+def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor], base: Assets | None = None) -> list[Note]:
+    """Warnings about ids that are passed on with a model whose embedding is too small for them, and ends of texts that get lost.
+
+    ``base`` is what lies beside the base, of which some of the assets may be.
+    """
     notes, tokenizer = [], assets.tokenizer() if assets.tokenizer is not None else None
     if tokenizer is not None:
         beyond = ids_beyond(tokenizer, tensors)
@@ -160,7 +172,7 @@ def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor]) -> list[Note
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in special_ids_beyond(assets.files, assets.config, tensors)),
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in told_ids_beyond(tokenizer, assets.files, tensors)),
         *([Note("warning", "no-end", f"{GENERATION_CONFIG}: {text}")] if (text := endless(assets.files, assets.config)) else []),
-        *([Note("warning", "other-end", f"{GENERATION_CONFIG}: {text}")] if (text := _other_end(assets)) else []),
+        *([Note("warning", "other-end", f"{GENERATION_CONFIG}: {text}")] if (text := _other_end(assets, base)) else []),
     ]
 
 

@@ -29,6 +29,8 @@ class Kind:
 
 AGAIN = "merge again, or copy the folder again"
 
+UNLESS_MEANT = "merge again, unless it was changed on purpose"
+
 MOVE = "move it away"
 
 COMPARE = "compare it with the original file"
@@ -322,14 +324,9 @@ KINDS: dict[str, Kind] = {
         "error",
         "against",
         "config.json uses weights of these shapes otherwise than that of the source: rotary embedding, norms, heads, ties",
-        "merge again, unless it was changed on purpose",
+        UNLESS_MEANT,
     ),
-    "other-side-file": Kind(
-        "warning",
-        "against",
-        "a file beside the weights is not that of the source, or missing",
-        "merge again, unless it was changed on purpose",
-    ),
+    "other-side-file": Kind("warning", "against", "a file beside the weights is not that of the source, or missing", UNLESS_MEANT),
     "changed-source": Kind("info", "against", "a file that the output was made from has changed in size or time, or is gone"),
     "lost-tensor": Kind("error", "against", "the source has this tensor, but the output lacks it", AGAIN),
     "unproved-tensor": Kind(
@@ -350,6 +347,9 @@ KINDS: dict[str, Kind] = {
     ),
     "generation-settings": Kind(
         "warning", "base", "settings for generation that config.json of the base has, and no file here: generate() makes other texts"
+    ),
+    "other-end": Kind(
+        "warning", "base", "the tokenizer ends texts otherwise than that of the base, at a token where generation does not end"
     ),
     "other-names": Kind("warning", "base", "the base has tensors of these shapes under other names: values were not compared"),
     "missing-of-base": Kind(

@@ -12,12 +12,12 @@ from ckpt_cli.discover.beside.files import holds_weights
 from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
-from ckpt_cli.files.folders import Folders, files_in
+from ckpt_cli.files.folders import Folders, files_in, is_file
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.step_names import epoch_of, step_of
-from ckpt_cli.formats.trainers import CONFIGS, RUNS, THE_RUN
+from ckpt_cli.formats.trainers import CONFIGS, ROLES, RUNS, THE_RUN
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets, files_of
 from ckpt_cli.hub.beside.listed import home_of
@@ -80,7 +80,7 @@ def _homes(found: Found, place: Place) -> list[list[Path]]:
     spots = [spot for spot in spots if spot.is_relative_to(found.path) and spot != found.path]
     inner = [*([root] if is_inside else []), *homes_of(found, place)]
     beside = [each for folder in inner for each in (folder, *(spot for spot in spots if spot.parent == folder))]
-    outer = [each for run in _all_runs(found) for each in (*_of_run(run), run)]
+    outer = [*_around(found), *(each for run in _all_runs(found) for each in (*_of_run(run), run))]
     own = list(dict.fromkeys((*beside, *spots, *outer)))
     there = Folders()
     return [[home, *(folder for folder in _used_inner(home, found, there) if folder not in own)] for home in own]
@@ -239,7 +239,26 @@ def run_folders(found: Found) -> list[Path]:
 
 def _all_runs(found: Found) -> list[Path]:
     """The folders of the run, and those of the same run on other nodes."""
-    return [folder for one in (found, *found.more) for folder in run_folders(one)]
+    steps = (found, *(replace(found, path=step, step=step_of(step)) for step in _around(found)[-1:]), *found.more)
+    return [folder for one in steps for folder in run_folders(one)]
+
+
+def _around(found: Found) -> list[Path]:
+    """The step that an adapter lies in under a name of its own, as PEFT saves each of several: what goes with all of them lies there.
+
+    verl has the folder of a role between the two. The last save of a run is in the folder of the run itself, whose steps have an adapter
+    of the same name.
+    """
+    own, outer = found.path, found.path.parent
+    if found.step is not None or not is_file(own / ADAPTER_CONFIG):
+        return []
+    folders = [outer, outer.parent] if outer.name in ROLES else [outer]
+    if step_of(folders[-1]) is not None:
+        return folders
+    with contextlib.suppress(Unreadable):  # what cannot be looked at is nothing that was looked for
+        steps = Folders().folders(outer, lambda name: step_of(Path(name)) is not None)
+        return [outer] if any(is_file(step / own.name / ADAPTER_CONFIG) for step in steps) else []
+    return []
 
 
 def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, object]) -> list[Note]:
@@ -247,7 +266,7 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
 
     ``names`` are those of the tensors.
     """
-    runs = _all_runs(found)
+    runs, around = _all_runs(found), _around(found)
     files = dict(assets.files)
     if has_adapters(names):
         path = adapter_config(asset_homes(found, place))
@@ -265,7 +284,7 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
         if where in runs:
             text = f"{taken}: taken from the folder of the run, {where}, since the step has none of {place.name}"
             notes.append(Note("info", "assets-of-run", text))
-        elif where in (*of_run, *inner):
+        elif where in (*around, *of_run, *inner):
             notes.append(Note("info", "assets-of-folder", f"{taken}: taken from {where}, since nothing nearer to {place.name} has them"))
         elif where in doubtful:
             text = f"{taken}: taken from {where}, since nothing else has them; its name does not say that they go with these weights"

@@ -5,15 +5,18 @@ Weights that have nothing in common, distances that are no numbers, and what onl
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.base_model.ends import CODE, moved_end
 from ckpt_cli.base_model.lacking import lacks_of_base
+from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
+from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets, find_assets
 from ckpt_cli.hub.classes.fit import known_class
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.entries.generation import lost_settings
@@ -57,13 +60,17 @@ def lacking_findings(
 def settings_findings(config: Config, home: Path | None, base: Assets) -> list[Finding]:
     """Findings about what config.json and that of a base say otherwise, and about settings for generation that only that of the base has.
 
-    ``home`` is the folder of config.json.
+    And about a tokenizer that ends texts elsewhere than these settings. ``home`` is the folder of config.json.
     """
     settings = different_settings(config, base.config)
     found = [finding("base-settings", settings_text(settings, "base"), file=CONFIG)] if settings else []
     files = {path.name: path for path in files_in(home, (CONFIG, GENERATION_CONFIG).__contains__)} if home is not None else {}
     lost = lost_settings(base.config, base.files, config=config, files=files, where="here")
-    return [*found, *([finding("generation-settings", lost, file=CONFIG)] if lost is not None else [])]
+    found += [finding("generation-settings", lost, file=CONFIG)] if lost is not None else []
+    with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
+        if home is not None and (moved := moved_end(base, find_assets((home,)))) is not None:
+            found.append(finding(CODE, moved[1], file=moved[0]))
+    return found
 
 
 def unlike_findings(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], name: str) -> list[Finding]:

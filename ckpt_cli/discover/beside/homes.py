@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -228,11 +229,21 @@ def _goes(kinds: Sequence[str]) -> str:
 
 
 def run_folders(found: Found) -> list[Path]:
-    """The folder of the run that a step is one of, and the one around it where steps have a folder of their own in the run."""
+    """The folder of the run that a step is one of, and the one around it where steps have a folder of their own in the run.
+
+    Of a link to a step both, that of the step itself first: somebody linked it into another folder, or moved it out of the run to a
+    larger disk, where nothing lies around it.
+    """
     if found.step is None or (step_of(found.path) is None and not found.path.name.isdigit()):
         return []
-    run = found.path.parent
-    if epoch_of(found.path) != epoch_of(Path(found.path.name)):
+    real = Path(os.path.realpath(found.path)) if found.path.is_symlink() else found.path
+    steps = [real, found.path] if step_of(real) == step_of(found.path) else [found.path]
+    return list(dict.fromkeys(folder for step in steps for folder in _runs_of(step)))
+
+
+def _runs_of(step: Path) -> list[Path]:
+    run = step.parent
+    if epoch_of(step) != epoch_of(Path(step.name)):
         return [run, run.parent]  # steps in a folder of their epoch
     return [run, run.parent] if run.name in RUNS else [run]
 

@@ -326,7 +326,7 @@ def _codes_notes(tensors: Mapping[str, Tensor], comparison: BaseComparison) -> l
     codes = [name for name, is_one in is_scale.items() if not is_one]
     if not codes or len(codes) == len(drifts):
         return []
-    text = f"{few(grouped(codes), 3)}: codes are compared as they are stored, and their scales differ: these distances are not those of weights"
+    text = f"{few(grouped(codes), 3)}: codes are compared as they are stored, and their scales differ: distances are not those of weights"
     return [Note("warning", "codes-compared", text)]
 
 

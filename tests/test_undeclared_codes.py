@@ -184,6 +184,31 @@ class TestCodesThatAreCalledFloats:
         assert caught.value.tensor == name
 
 
+def test_codes_without_scales_under_adapters_are_neither_cast_nor_added_to(tmp_path: Path) -> None:
+    """FSDP's states of a QLoRA: the sides of the factors tell that a column is a packed matrix."""
+    state, module = {}, "base_model.model.model.layers.0.self_attn.q_proj"
+    state[f"{module}.base_layer.weight"] = torch.ones(64, 1, dtype=torch.bfloat16)
+    state[f"{module}.lora_A.default.weight"], state[f"{module}.lora_B.default.weight"] = torch.ones(4, 16), torch.ones(16, 4)
+    torch.save(state, tmp_path / "state.pt")
+    with pytest.raises(Unsupported, match="quantised weights cannot be cast"):
+        ckpt_cli.merge(tmp_path / "state.pt", tmp_path / "out", lora="keep", dtype="fp32")
+    with pytest.raises(Unsupported, match="packed codes of 4 bits"):
+        ckpt_cli.merge(tmp_path / "state.pt", tmp_path / "out", lora_alpha=8)
+    state[f"{module}.base_layer.weight"] = torch.ones(16, 16)
+    torch.save(state, tmp_path / "state.pt")
+    ckpt_cli.merge(tmp_path / "state.pt", tmp_path / "out", lora="keep", dtype="bf16")
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_distances_between_codes_of_other_scales_are_told(tmp_path: Path, scale: float) -> None:
+    first = {"q.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "q.weight_scale": torch.ones(4, 1)}
+    second = {"q.weight": (torch.ones(4, 4) * 2).to(torch.float8_e4m3fn), "q.weight_scale": torch.ones(4, 1) * scale}
+    paths = [folder(tmp_path / each, tensors, None, bare=True) for each, tensors in {"a": first, "b": second}.items()]
+    said = {note.code: note.text for note in ckpt_cli.diff(*paths).notes}
+    assert ("codes-compared" in said) is (scale != 1)
+    assert scale == 1 or said["codes-compared"].startswith("q.weight: codes are compared")
+
+
 def test_scales_of_nunchaku_are_not_cast(tmp_path: Path) -> None:
     held = {"q.qweight": torch.ones(4, 2, dtype=torch.int8), "q.wscales": torch.ones(1, 4), "norm.weight": torch.ones(4)}
     with pytest.raises(Unsupported, match=r"q\.qweight are codes"):

@@ -21,11 +21,13 @@ from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
+from ckpt_cli.hub.classes.dtypes import SCALES, quantised_names
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
 from ckpt_cli.loading.options import OpenOptions
-from ckpt_cli.names import Naming, plural, printable
+from ckpt_cli.name_patterns import grouped
+from ckpt_cli.names import Naming, few, plural, printable
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.diff import DiffResult, DiffSide
@@ -101,7 +103,7 @@ def diff(
     if page is not None:
         publish_file(drift_page(comparison, name).encode(), page, "page")
     rescaled = _rescaled(sides)
-    doubts = (*_doubts(sides, tensors), *turned_notes(turned, "the first"), *_scale_notes(rescaled))
+    doubts = (*_doubts(sides, tensors), *turned_notes(turned, "the first"), *_scale_notes(rescaled), *_codes_notes(tensors[1], comparison))
     opened = [NoteInfo.of(note) for note in (*passed, *sides[0].notes, *sides[1].notes, *doubts)]
     return DiffResult(
         before=_side(sides[0], tensors[0]),
@@ -314,6 +316,18 @@ def _scale_notes(rescaled: Mapping[str, tuple[float, float]]) -> list[Note]:
     module, (first, second) = next(iter(rescaled.items()))
     values = f"{printable(module)} by {second:.6g}, in the first by {first:.6g}"
     return [Note("warning", "different-scale", f"adapter_config.json scales {plural(len(rescaled), 'module')} differently: {values}")]
+
+
+def _codes_notes(tensors: Mapping[str, Tensor], comparison: BaseComparison) -> list[Note]:
+    """A warning about distances between codes whose scales differ too: they are not those of the weights."""
+    fixed = quantised_names(tensors, quantised=False)
+    drifts = [drift for drift in comparison.drifts if drift.name in fixed and drift.kind == "floating"]
+    is_scale = {drift.name: SCALES.fullmatch(drift.name.rpartition(".")[2]) is not None for drift in drifts}
+    codes = [name for name, is_one in is_scale.items() if not is_one]
+    if not codes or len(codes) == len(drifts):
+        return []
+    text = f"{few(grouped(codes), 3)}: codes are compared as they are stored, and their scales differ: distances are not those of weights"
+    return [Note("warning", "codes-compared", text)]
 
 
 def _called(side: Opened) -> str:

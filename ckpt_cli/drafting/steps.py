@@ -211,7 +211,7 @@ def _refuse_cast_of_codes(draft: Draft, dtype: str | None) -> None:
     codes = undeclared_codes(draft.tensors, draft.assets.config) if dtype in (*CAST_NAMES, BASE) else []
     if codes:
         raise Unsupported(
-            f"quantised weights cannot be cast to {dtype}: {few(grouped(codes), 3)} are codes with scales beside them",
+            f"quantised weights cannot be cast to {dtype}: {few(grouped(codes), 3)} are codes, which mean nothing without their scales",
             tensor=codes[0],
             hint="use --dtype keep",
         )

@@ -72,7 +72,7 @@ def fuse_adapters(
     for adapter in state.adapters:
         name = places[adapter.path]
         weight = tensors[name]
-        if is_packed(name, tensors):
+        if is_packed(name, tensors, adapter.b.shape[0], math.prod(adapter.a.shape[1:])):
             what = "the base weight is packed codes of 4 bits: LoRA cannot be fused into it"
             raise Unsupported(what, tensor=weight.name, hint="pass --lora export, and fuse it with PEFT")
         update = _update(adapter, name, weight, facts, is_turned=adapter.path in turned)
@@ -180,9 +180,14 @@ def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
     if name is None:
         return False
     weight = tensors[name]
-    sides = {adapter.b.shape[0], math.prod(adapter.a.shape[1:])}
+    sides = (adapter.b.shape[0], math.prod(adapter.a.shape[1:]))
     experts = name != f"{adapter.module}.weight"
-    return experts or weight.dtype.kind != "float" or is_packed(name, tensors) or {weight.shape[0], math.prod(weight.shape[1:])} == sides
+    return (
+        experts
+        or weight.dtype.kind != "float"
+        or is_packed(name, tensors, *sides)
+        or {weight.shape[0], math.prod(weight.shape[1:])} == set(sides)
+    )
 
 
 def lacks_base(state: PeftState) -> bool:

@@ -198,7 +198,7 @@ KINDS: dict[str, Kind] = {
     "no-scales": Kind(
         "warning", "headers", "config.json, or a file of settings beside it, says that weights are quantised, but there are no scales"
     ),
-    "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or 8-bit codes where a model has floats"),
+    "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or codes where a model has floats"),
     "missing-layers": Kind(
         "error", "headers", "layers or experts that config.json counts are not there, or tensors that one layer alone lacks", AGAIN
     ),

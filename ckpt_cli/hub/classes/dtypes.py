@@ -84,18 +84,33 @@ UNPACKING = re.compile(rf"(?P<weight>.+)(\.(nested_)?(absmax|quant_map)|{PACKED.
 """Names of what bitsandbytes stores below the name of a weight of 4 bits."""
 
 
-def packed_weights(names: Collection[str]) -> set[str]:
-    """Weights that are codes of 4 bits of bitsandbytes, by what lies below their ``names``.
+ADAPTED = ".base_layer.weight"
+FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.([^.]+\.)?weight")
+"""Where PEFT's models have an adapted weight, and its factors."""
 
-    Their dtype says nothing: with ``bnb_4bit_quant_storage`` (for FSDP) the packed bytes are those of floats.
+
+def packed_weights(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Weights that are codes of 4 bits of bitsandbytes, by what lies below their names, or by the shapes of PEFT's factors beside them.
+
+    Their dtype says nothing: with ``bnb_4bit_quant_storage`` (for FSDP) the packed bytes are those of floats. FSDP saves no scales.
     """
-    owners = (found["weight"] for found in map(UNPACKING.fullmatch, names) if found)
-    return {name for name in owners if name in names}
+    owners = (found["weight"] for found in map(UNPACKING.fullmatch, tensors) if found)
+    sides: dict[str, dict[str, int]] = {}
+    for found in filter(None, map(FACTOR.fullmatch, tensors)):
+        shape = tensors[found[0]].shape
+        sides.setdefault(found["module"] + ADAPTED, {})[found["side"]] = shape[found["side"] == "A"] if len(shape) == 2 else 0
+    adapted = {name for name, side in sides.items() if name in tensors and holds_codes(tensors[name], side.get("B", 0), side.get("A", 0))}
+    return adapted | {name for name in owners if name in tensors}
 
 
-def is_packed(name: str, names: Collection[str]) -> bool:
-    """Whether one of the ``names`` is that of such a weight, told by the scales that lie below it."""
-    return f"{name}.absmax" in names
+def is_packed(name: str, tensors: Mapping[str, Tensor], rows: int, columns: int) -> bool:
+    """Whether a weight of these sides is packed so, told by the scales that lie below it, or by its shape."""
+    return f"{name}.absmax" in tensors or holds_codes(tensors[name], rows, columns)
+
+
+def holds_codes(tensor: Tensor, rows: int, columns: int) -> bool:
+    """Whether a tensor has the shape in which bitsandbytes packs a matrix: one column, with half a byte for each element."""
+    return len(tensor.shape) == 2 and tensor.shape[1] == 1 and 0 < rows * columns == 2 * tensor.nbytes
 
 
 def without_packed_floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,6 +158,6 @@ def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
             name for name, dtype in kinds.items() if dtype.kind == "opaque" or name in packed or (name in small and name not in counts)
         ]
         scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
-        if any(tensors[name].dtype.kind == "opaque" for name in codes) or (codes and (quantised or scales)):
+        if any(tensors[name].dtype.kind == "opaque" or name in packed for name in codes) or (codes and (quantised or scales)):
             fixed |= {*codes, *scales}
     return fixed

@@ -101,8 +101,8 @@ def _compare(
 ) -> BaseComparison:
     if sample is not None and not 0 < sample <= 1:
         raise UsageError(f"{sample:g} is not a share of the elements", expected="above 0, at most 1")
-    codes, base = packed_weights(mine), without_packed_floats(base)
-    own = without_packed_floats({name: tensor for name, (tensor, _) in mine.items()})
+    plain = {name: tensor for name, (tensor, _) in mine.items()}
+    codes, own, base = packed_weights(plain), without_packed_floats(plain), without_packed_floats(base)
     common = [
         Compared(name, own[name], own[name].dtype if name in codes else dtype, base[name])
         for name, (_, dtype) in mine.items()

@@ -800,9 +800,9 @@ def test_files_of_experts_beside_a_file_that_was_passed_are_told(tmp_path: Path)
     """As they are beside a folder that was passed."""
     model = put(tmp_path / "set" / "model.pt")
     put(tmp_path / "set" / "expert_policy.pt")
-    assert not any(note.code == "other-weights" for note in ckpt_cli.merge(model, tmp_path / "one").outputs[0].notes)
+    assert not any(note.code == "other-weights" for note in ckpt_cli.merge(model, tmp_path / "one").checkpoint.notes)
     for number in range(2):
         put(tmp_path / "set" / f"experts_rank{number}.pt")
     for path in (model, model.parent):
-        notes = ckpt_cli.merge(path, tmp_path / "out", overwrite=True).outputs[0].notes
+        notes = ckpt_cli.merge(path, tmp_path / "out", overwrite=True).checkpoint.notes
         assert any(note.code == "other-weights" and "experts_rank0.pt, experts_rank1.pt" in note.text for note in notes), path

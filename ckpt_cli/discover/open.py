@@ -29,6 +29,7 @@ from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
+from ckpt_cli.discover.forms.archives import why_bare
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.leftover_indexes import leftover_index_notes
@@ -359,7 +360,7 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
 def bare_notes(target: Target, counts: Callable[[Path], bool], stray: Iterable[Note] | None = None) -> list[Note]:
     """What is said about step folders without weights, of those that ``counts``, and about ``stray`` files beside them."""
     bare = [folder for folder in target.bare if counts(folder)]
-    notes = [Note("warning", "step-skipped", f"{target.label(folder)} is skipped: no weights were recognised in it") for folder in bare]
+    notes = [Note("warning", "step-skipped", f"{target.label(folder)} is skipped: {why_bare(folder)}") for folder in bare]
     return [*(stray_notes(target) if stray is None else stray), *notes]
 
 

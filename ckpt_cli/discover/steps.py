@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
+from ckpt_cli.discover.forms.archives import archive_of, archived_steps
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker, counted, is_in_epoch, same_step
 from ckpt_cli.discover.newest import ambiguous, counter_notes, mixed_notes, numbered_alike, oldest_first
 from ckpt_cli.discover.places import places_in, places_of_file, steps_of_epoch
@@ -135,12 +136,12 @@ def _is_tag(folder: Path, place: Place) -> bool:
 
 
 def bare_in(given: Path, steps: Steps, there: Folders, only: int | None) -> tuple[Path, ...]:
-    """The step folders without weights, but for those whose step lies in another folder of the run."""
+    """The step folders without weights, and steps in archives, but for those whose step lies in another folder of the run."""
     known = {*(found.path for found in steps.found), *(unknown.path for unknown in steps.blocked), *steps.made}
     bare = []
     for folder in _folders_of(given):
         elsewhere = {counted(found) for found in steps.found if _folder_of(found.path) != folder}
-        for path in step_folders(folder, there):
+        for path in dict.fromkeys((*step_folders(folder, there), *archived_steps(folder, there))):
             step = step_of(path)
             if path in known or counted(path) in elsewhere or (only is not None and step != only):
                 continue
@@ -193,6 +194,11 @@ def with_step(target: Target, step: int | None) -> Target:
     chosen = tuple(found for found in target.checkpoints if found.step == step)
     bare = next((folder for folder in target.bare if step_of(folder) == step), None)
     if bare is not None and not chosen:
+        archive = archive_of(bare)
+        if archive is not None:
+            raise NotFound(
+                "this step is in an archive", path=archive, expected=f"a folder {bare.name}", hint="unpack it beside the archive"
+            )
         raise NotFound("no weights were recognised in this step folder", path=bare)
     if len(chosen) > 1:
         raise ambiguous(target, step, chosen)

@@ -43,8 +43,11 @@ def is_like_step(name: str) -> bool:
 
 @cache
 def _like_step() -> re.Pattern[str]:
-    """Long words count as parts of others too (``lastcheckpoint``), short ones (``ep``, ``end``) and numbers only for themselves."""
-    words = {*LAST, *(word.lower() for form in STEPS for word in words_of(form))}
+    """Long words count as parts of others too (``lastcheckpoint``), short ones (``ep``, ``end``) and numbers only for themselves.
+
+    That a folder holds a model says nothing of a step, though ``model_step_N`` is one.
+    """
+    words = {*LAST, *(word.lower() for form in STEPS for word in words_of(form))} - {"model"}
     parts = [word if len(word) > 3 else rf"(?<![a-z]){word}(?![a-z])" for word in sorted(words)]
     return re.compile("|".join((*parts, r"^[0-9]{2,}(?![0-9a-z])")), re.IGNORECASE)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.discover.components import component_names, expanded
+from ckpt_cli.discover.forms.archives import archive_of
 from ckpt_cli.discover.found import Age, Found, Place, Target
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.discover.open import describe_place
@@ -72,8 +73,9 @@ def rows_of(target: Target, type: str | None, progress: Progress | None) -> list
     rows += [(age(blocked), Row(blocked.path, blocked.step, problem=blocked.error.message)) for blocked in target.blocked]
     for path in (*target.bare, *target.partial):
         unfinished = path in target.partial
-        problem = UNFINISHED if unfinished else NO_WEIGHTS
-        rows.append((age(path), Row(path, step_of(path), sizes=folder_size(path), problem=problem, unfinished=unfinished)))
+        archive = archive_of(path)
+        problem = UNFINISHED if unfinished else NO_WEIGHTS if archive is None else f"in an archive, {archive.name}"
+        rows.append((age(path), Row(path, step_of(path), sizes=folder_size(archive or path), problem=problem, unfinished=unfinished)))
     made = [replace(row, age=new, label=target.label(row.path) if anew else None) for new, row in rows]
     return sorted(made, key=lambda row: (row.step is None, row.age, row.path))
 

@@ -45,6 +45,7 @@ class TestBuffersOfStage3:
             ckpt_cli.merge(run, tmp_path / "out")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("case", "file", "name"),
     [

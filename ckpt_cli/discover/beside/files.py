@@ -60,7 +60,7 @@ FITTED = re.compile(
 )
 """The same of what a library fits after the training, such as the classifier of SetFit; other files of these forms are of anything."""
 
-OF_TRAINER = re.compile(r"(extra_state|train(er)?([._-]state)?|stats)([._-].*)?\.(pt|pth|bin|pkl)", re.ASCII | re.IGNORECASE)
+OF_TRAINER = re.compile(r"(extra_state|train(er)?([._-]state)?|training_state|stats)([._-].*)?\.(pt|pth|bin|pkl)", re.ASCII | re.IGNORECASE)
 """Names of training state in which trainers keep anything; those of optimizers, schedulers, random states and data say what is in them."""
 
 EXPERTS = re.compile(r"([a-z0-9]+[-_.])*experts?[-_.]?(rank[-_.]?)?[0-9]+\.(safetensors|bin|pt|pth|ckpt)", re.ASCII | re.IGNORECASE)

@@ -13,6 +13,7 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import PARTIAL, TRAINERS, UNFINISHED, UNFINISHED_BESIDE, has_form, place_below
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.urls import address_of
 
 ABOVE = 4
 """Levels above the folder of the weights at which a step may lie: trainers have up to three."""
@@ -50,8 +51,11 @@ def _in(step: Path, home: Path, root: Path) -> str | None:
     """What a mark says of a step, where ``root`` has the weights of the component in ``home``."""
     if has_form(step.name, PARTIAL):
         return f"the name of {step.name} says that the save did not finish"
-    beside = Path(f"{absolute(step)}{UNFINISHED_BESIDE}")  # the path may be "."
-    mark = next((mark.name for mark in (*(step / name for name in UNFINISHED), beside) if is_there(mark)), None)
+    whole = Path(absolute(step))  # the path may be "."
+    address = address_of(step)
+    is_top = address is not None and not address.key  # of a store, beside which nothing is
+    beside = [] if is_top else [whole.with_name(f"{whole.name}{UNFINISHED_BESIDE}")]
+    mark = next((mark.name for mark in (*(step / name for name in UNFINISHED), *beside) if is_there(mark)), None)
     if mark is not None:
         return f"{mark} says that {step.name} was not saved to its end"
     below = place_below(root, home)[1]

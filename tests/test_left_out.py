@@ -507,9 +507,15 @@ class TestWhatLiesBesideTheModel:
             {"scaler": {"scale": 65536.0, "growth_factor": 2.0, "_growth_tracker": 3}, "grad_scaler": {"scale": torch.ones(1)}},
             {"scaler": {}, "scale": None, "norm": "layer", "stats": {}, "mean_loss": 0.3, "train_stats": {"lr": 0.1}},
             {"args": argparse.Namespace(mean=[0.5]), "config": {"image_mean": [0.5]}, "hyper_parameters": {"pos_weight": torch.ones(2)}},
+            {
+                "generator_state": torch.get_rng_state(),
+                "numpy": np.random.RandomState(0).get_state(),
+                "cuda_state": torch.ones(9),
+                "val_idx": np.ones(3),
+            },
             {"time": 3.5, "iter_time": np.ones(3), "history": {"reward": [np.ones(2)]}, "amp": {"loss_scaler0": {"loss_scale": 2.0}}},
         ],
-        ids=["results", "a GradScaler", "no numbers", "settings", "logs"],
+        ids=["results", "a GradScaler", "no numbers", "settings", "generators and data", "logs"],
     )
     def test_numbers_of_a_training_are_not(self, tmp_path: Path, form: str, beside: dict[str, Any]) -> None:
         result = ckpt_cli.merge(self.save(form, {"model": MODEL, **beside}, tmp_path / "run"), tmp_path / "out")

@@ -45,10 +45,11 @@ STATISTICS = re.compile(
 
 RESULTS = re.compile(
     r".*(loss|metric|accurac|perplexit|histor|elapsed|learning_rate)\w*|train.*|best.*"
-    r"|(\w+[._-])?(acc|score|reward|return|result|time|log|iter)s?|lrs?|(\w+_)?time\w*",
+    r"|(\w+[._-])?(acc|score|reward|return|result|time|log|iter|idx|index|indice|split)s?|lrs?|(\w+_)?time\w*|message_hub"
+    r"|(\w+_)?(np|numpy|python|torch|cuda|cpu|generator|sampler)([._-]?state)?",
     re.ASCII | re.IGNORECASE,
 )
-"""Keys of what a training reports."""
+"""Keys of what a training reports, or keeps of its data and random generators."""
 
 
 def is_state_file(name: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ckpt_cli.files.pickle_nodes import Call, Global, below
-from ckpt_cli.formats.torch_files.matrices import MatrixSearch, dimensions_of, is_optimizer, pairs_of
+from ckpt_cli.files.pickle_nodes import Call, Global
+from ckpt_cli.formats.torch_files.matrices import NodeSearch, dimensions_of, is_matrix, pairs_of
 from ckpt_cli.formats.torch_files.state_dict import is_data
 from ckpt_cli.formats.training_state_names import is_record_key, is_result_key, is_state_key, is_statistics_key
 
@@ -22,7 +22,8 @@ class DataSearch:
 
     def __init__(self, known: Iterable[object] = (), own: Iterable[object] = ()) -> None:
         known = list(known)
-        self._matrices = MatrixSearch(known)
+        self._matrices = NodeSearch(known, is_matrix, is_state_key)
+        self._arrays = NodeSearch(known, _is_array, _is_of_training)
         self._known = {id(node) for node in known}
         self._own = {id(node) for node in own}
 
@@ -39,36 +40,24 @@ class DataSearch:
             return False
         if is_statistics_key(key):
             return not _is_grad_scaler(node) and _is_given(node) and not self._is_read(node)
-        return not is_record_key(key) and self._holds_array(node)
+        return not is_record_key(key) and self._arrays.holds(node)
 
     def _is_read(self, node: object) -> bool:
         """Whether all of a node is in the state dict that is read: a file may hold statistics alone."""
         entries = pairs_of(node)
         return bool(entries) and all(id(each) in self._own for each in (entries or {}).values())
 
-    def _holds_array(self, node: object) -> bool:
-        """Whether tensors or arrays of one dimension or more are in a node, outside of what optimizers and the like keep."""
-        pending, seen = [node], set()
-        while pending:
-            current = pending.pop()
-            if not isinstance(current, (list, tuple, dict, Call)) or id(current) in self._known or id(current) in seen:
-                continue
-            seen.add(id(current))
-            dimensions = dimensions_of(current)
-            if dimensions is None and is_data(current):
-                if not _is_scalar(current):
-                    return True
-                continue
-            if dimensions is not None:
-                if dimensions:
-                    return True
-                continue
-            entries = pairs_of(current)
-            if entries is None:
-                pending += below(current)
-            elif not is_optimizer(entries):
-                pending += (each for key, each in entries.items() if not (is_state_key(key) or is_record_key(key) or is_result_key(key)))
-        return False
+
+def _is_array(node: object) -> bool | None:
+    """Whether a tensor or an array has one dimension or more; None for what is neither."""
+    dimensions = dimensions_of(node)
+    if dimensions is not None:
+        return dimensions > 0
+    return not _is_scalar(node) if is_data(node) else None
+
+
+def _is_of_training(key: object) -> bool:
+    return is_state_key(key) or is_record_key(key) or is_result_key(key)
 
 
 def _is_scalar(node: object) -> bool:

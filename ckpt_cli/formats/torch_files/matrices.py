@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, below
 from ckpt_cli.files.torch_file import unwrap
-from ckpt_cli.formats.training_state_names import is_state_key
 
 SLOTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf", "exp_avg_sq_row"})
 """What torch's optimizers call the tensors that they keep per parameter."""
@@ -42,33 +41,45 @@ def is_optimizer(entries: Mapping[Any, Any]) -> bool:
     return bool(inner) and all(any(isinstance(slot, str) and slot in SLOTS for slot in pairs) for pairs in inner)
 
 
-class MatrixSearch:
-    """Looks for matrices outside of optimizers and the like, and of nodes that are known: linear in the pickle for all nodes together."""
+class NodeSearch:
+    """Looks for something outside of optimizers and the like, and of nodes that are known: linear in the pickle for all nodes together.
 
-    def __init__(self, known: Iterable[object] = ()) -> None:
+    ``tells`` says of a node whether it is what is looked for; None where it may be below. Entries under keys that are ``passed`` are not
+    looked at.
+    """
+
+    def __init__(self, known: Iterable[object], tells: Callable[[object], bool | None], passed: Callable[[object], bool]) -> None:
         self._clean = {id(node) for node in known}
-        """Nodes known to contain none, by identity: their pickle keeps them alive."""
+        """Nodes known to contain nothing of it, by identity: their pickle keeps them alive."""
+        self._tells = tells
+        self._passed = passed
 
     def holds(self, node: object) -> bool:
-        """Whether a node contains a tensor of two or more dimensions at any depth."""
+        """Whether a node is, or contains at any depth, what is looked for."""
         pending, seen = [node], set()
         while pending:
             current = pending.pop()
             if not isinstance(current, (list, tuple, dict, Call)) or id(current) in self._clean or id(current) in seen:
                 continue
             seen.add(id(current))
-            dimensions = dimensions_of(current)
-            if dimensions is not None:
-                if dimensions > 1:
+            told = self._tells(current)
+            if told is not None:
+                if told:
                     return True
                 continue
             entries = pairs_of(current)
             if entries is None:
                 pending += below(current)
             elif not is_optimizer(entries):
-                pending += (inner for key, inner in entries.items() if not is_state_key(key))
+                pending += (inner for key, inner in entries.items() if not self._passed(key))
         self._clean |= seen
         return False
+
+
+def is_matrix(node: object) -> bool | None:
+    """Whether a tensor has two or more dimensions; None for what is no tensor."""
+    dimensions = dimensions_of(node)
+    return None if dimensions is None else dimensions > 1
 
 
 def pairs_of(node: object) -> dict[Any, Any] | None:

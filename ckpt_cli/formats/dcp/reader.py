@@ -35,8 +35,8 @@ from ckpt_cli.formats.dcp.metadata import (
 )
 from ckpt_cli.formats.dcp.optimizer import read_dcp_optimizer, step_notes, train_mode_of
 from ckpt_cli.formats.dcp.state import is_optimizer, read_dcp_state
-from ckpt_cli.formats.dcp.statistics import statistics_notes
 from ckpt_cli.formats.dcp.swapped import swapped_notes
+from ckpt_cli.formats.dcp.unused import unused_in
 from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.megatron.common import read_arguments
 from ckpt_cli.formats.megatron.run_config import with_settings
@@ -166,7 +166,7 @@ class Dcp(Format):
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         if match.group is None:
             others = [other for other in groups if other.name != group.name and other.holds_weights]
-            notes += [*_notes_of_groups(group, others), *statistics_notes(catalog, (group, *others), reader)]
+            notes += [*_notes_of_groups(group, others), *unused_in(catalog, (group, *others), reader).notes]
         notes += notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
             notes.append(

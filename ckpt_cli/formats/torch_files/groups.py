@@ -23,13 +23,13 @@ from ckpt_cli.formats.torch_files.averages import (
     split_average,
     telling,
 )
-from ckpt_cli.formats.torch_files.beside_weights import DataSearch
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import SeveralGroups, Way, way_down
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
+from ckpt_cli.formats.unused.search import DataSearch, Unused
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -157,15 +157,16 @@ def _of_average(name: str, key: str, entries: Mapping[Any, Any], *, by_name: boo
     return FileGroup(name, key, state.average, counters=telling(state.counters), trained=state.trained)
 
 
-def passed_over(way: Way, groups: list[FileGroup], group: FileGroup) -> list[str]:
-    """The keys beside a group with numbers that may be needed with it and belong to no group of the file, for a warning."""
+def unused_beside(way: Way, groups: list[FileGroup], group: FileGroup) -> Unused:
+    """What is beside a group, may be needed with it, and belongs to no group of the file."""
     held = [node for each in groups for node in (*each.entries.values(), *each.trained.values(), each.node)]
     own = [*group.entries.values()]
-    passed = DataSearch(held, own).keys(group.beside) if group.known else []
+    unused = DataSearch(held, own).unused(group.beside) if group.known else Unused()
     if group is groups[0] or not group.known:
         search = DataSearch([*held, *(node for each in groups for node in each.known.values())], own)
-        passed += [key for level in way.beside for key in search.keys(level)]
-    return list(dict.fromkeys(passed))
+        for level in way.beside:
+            unused += search.unused(level)
+    return unused
 
 
 def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGroup) -> list[Note]:
@@ -179,10 +180,7 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
     if known := [other for other in others if other not in doubtful]:
         text = f"{name} also holds {few([other.title for other in known])}"
         notes.append(Note("info", "other-components", text, tuple(other.name for other in known)))
-    passed = passed_over(way, groups, group)
-    if passed:
-        notes.append(Note("warning", "beside-weights", f"left out, since they are beside the state dict: {few(passed)}"))
-    return notes
+    return [*notes, *unused_beside(way, groups, group).notes]
 
 
 def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.errors import CorruptFile
-from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, below
+from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict, below
 from ckpt_cli.files.torch_file import unwrap
 
 SLOTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf", "exp_avg_sq_row"})
 """What torch's optimizers call the tensors that they keep per parameter."""
+
+
+FLOATS = frozenset({"FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Described:
+    """A tensor that is no node of a pickle, as metadata describe it."""
+
+    dimensions: int
+    is_float: bool
 
 
 def is_tensor(node: object) -> bool:
@@ -20,6 +32,8 @@ def is_tensor(node: object) -> bool:
 
 def dimensions_of(node: object) -> int | None:
     """How many dimensions a tensor has, 2 if it does not say so plainly; None if the node is no tensor."""
+    if isinstance(node, Described):
+        return node.dimensions
     if not isinstance(node, Call) or not is_tensor(node):
         return None
     inner = unwrap(node)
@@ -31,6 +45,30 @@ def dimensions_of(node: object) -> int | None:
     if isinstance(size, Call) and size.args:
         size = size.args[0]
     return len(size) if isinstance(size, (list, tuple)) else 2
+
+
+def is_trained(node: object) -> bool:
+    """Whether a tensor is a parameter, or was saved as one that gradients are computed of: an optimizer changes it."""
+    if not isinstance(node, Call):
+        return False
+    if node.is_("torch._utils", "_rebuild_parameter", "_rebuild_parameter_with_state"):
+        return True
+    return node.is_("torch._utils", "_rebuild_tensor_v2", "_rebuild_tensor_v3") and len(node.args) > 4 and node.args[4] is True
+
+
+def is_float_number(node: object) -> bool | None:
+    """Whether a tensor is a single number with a fraction, so that it counts nothing; None for what is no tensor."""
+    dimensions = dimensions_of(node)
+    if dimensions is None:
+        return None
+    return dimensions == 0 and (node.is_float if isinstance(node, Described) else _is_float(node))
+
+
+def _is_float(node: object) -> bool:
+    inner = unwrap(node) if isinstance(node, Call) else None
+    held = inner.args[0].pid if inner is not None and inner.args and isinstance(inner.args[0], Persistent) else None
+    kind = held[1] if isinstance(held, tuple) and len(held) > 1 else None
+    return isinstance(kind, Global) and kind.name in FLOATS
 
 
 def is_optimizer(entries: Mapping[Any, Any]) -> bool:
@@ -59,7 +97,7 @@ class NodeSearch:
         pending, seen = [node], set()
         while pending:
             current = pending.pop()
-            if not isinstance(current, (list, tuple, dict, Call)) or id(current) in self._clean or id(current) in seen:
+            if not isinstance(current, (list, tuple, dict, Call, Described)) or id(current) in self._clean or id(current) in seen:
                 continue
             seen.add(id(current))
             told = self._tells(current)

@@ -10,9 +10,9 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.torch_files.averages import named_tensors
-from ckpt_cli.formats.torch_files.beside_weights import DataSearch
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, pairs_of
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key, is_statistics_key
+from ckpt_cli.formats.unused.search import DataSearch
 
 
 def are_weights(path: Path, files: Files) -> bool:

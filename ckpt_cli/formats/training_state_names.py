@@ -105,3 +105,8 @@ def is_result_key(key: object) -> bool:
     [True, True, True, True, False]
     """
     return isinstance(key, str) and RESULTS.fullmatch(key) is not None
+
+
+def is_of_training(key: object) -> bool:
+    """Whether a key is that of the state, the settings or the results of a training, and so of nothing that belongs to weights."""
+    return is_state_key(key) or is_record_key(key) or is_result_key(key)

@@ -17,7 +17,7 @@ from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored
 from ckpt_cli.formats.dcp.agreement import MIXED
 from ckpt_cli.formats.dcp.later import LaterItem
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, Stored, read_catalog
-from ckpt_cli.formats.torch_files.state_dict import holds_storage, leaf_of
+from ckpt_cli.formats.torch_files.state_dict import array_search, holds_storage, leaf_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Leaf
 from ckpt_cli.tensors.plain_values import Unrepresented, ValueReader
@@ -165,7 +165,7 @@ class ItemReader:
         """An object as an entry that is no tensor."""
         with reading(self.path(stored.file)):
             item = self._object(stored)
-            return Leaf(name, "stored object") if item is None else leaf_of(name, item.root)
+            return Leaf(name, "stored object") if item is None else leaf_of(name, item.root, array_search())
 
     def parsed(self, stored: Stored) -> TorchFile | None:
         """An object as the file of torch.save that it is stored as; None if its item is none."""

@@ -311,6 +311,8 @@ def _notes_of_groups(main: Group, others: Sequence[Group]) -> list[Note]:
 
 
 def _told(group: Group) -> str:
+    if group.writer == FLAT:
+        return f"{few(list(group.tensors), 3)} at the top level (--type {group.name})"
     where = f", at {printable(group.key)}" if group.key not in ("", group.name) else ""
     return f"{group.name} (--type {group.name}{where})"
 

@@ -13,6 +13,7 @@ from typing import Any
 from ckpt_cli.errors import CorruptFile
 from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.formats.unused.search import DataSearch, Unused
 from ckpt_cli.tensors.plain_values import ValueReader
 
 ARGS = "args"
@@ -59,13 +60,24 @@ class Common:
 
 def read_common(file: TorchFile, wanted: Callable[[str], object] = lambda _: True) -> Common:
     """The dict of a file; an item of DCP holds it as the only one of a list. ``wanted`` says which keys are read. Raises CorruptFile."""
+    entries = entries_of(file)
+    reader = ValueReader(file)
+    kept = {str(key): node for key, node in entries.items() if key != ARGS and wanted(str(key))}
+    return Common({key: reader.read(node) for key, node in kept.items()}, read_arguments(entries.get(ARGS), reader))
+
+
+def entries_of(file: TorchFile) -> Mapping[Any, Any]:
+    """The dict of such a file, whose values are nodes. Raises CorruptFile."""
     root = file.root[0] if isinstance(file.root, list) and len(file.root) == 1 else file.root
     entries = as_dict(root)
     if entries is None:
         raise CorruptFile("it holds no dict of Megatron's state", expected="a dict with args and iteration")
-    reader = ValueReader(file)
-    kept = {str(key): node for key, node in entries.items() if key != ARGS and wanted(str(key))}
-    return Common({key: reader.read(node) for key, node in kept.items()}, read_arguments(entries.get(ARGS), reader))
+    return entries
+
+
+def unused_in(entries: Mapping[Any, Any]) -> Unused:
+    """What of such a dict may be needed with the weights: nothing of Megatron's own."""
+    return DataSearch().unused({key: node for key, node in entries.items() if key != ARGS})
 
 
 def read_arguments(node: Any, reader: ValueReader) -> dict[str, Any]:

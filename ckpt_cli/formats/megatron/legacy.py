@@ -23,6 +23,7 @@ from ckpt_cli.formats.megatron.training import of_ranks, refuse_numbered
 from ckpt_cli.formats.optimizer_state import NamedState
 from ckpt_cli.formats.sets.recorded import HINT
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
+from ckpt_cli.formats.unused.search import Unused
 from ckpt_cli.names import check_name, plural
 from ckpt_cli.tensors.component import Component, Mesh, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -80,6 +81,7 @@ class Legacy(Format):
             tensors = in_order(_tensors(sizes, ranks))
         leaves = [leaf for rank in ranks for leaf in rank.leaves]
         notes += [*left_out_notes(leaves), *age_notes([files.source(path) for path in match.files])]
+        notes += sum((rank.unused for rank in ranks), Unused()).notes
         notes.append(step_note(common, plural(len(ranks), "file of a rank", "files of ranks")))
         world = common.arguments.get("world_size")
         return Component(

@@ -18,9 +18,10 @@ from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, Unsupported
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
-from ckpt_cli.formats.megatron.common import ITERATION, SCHEDULER, Common, read_common
+from ckpt_cli.formats.megatron.common import ITERATION, SCHEDULER, Common, entries_of, read_common, unused_in
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.torch_files.state_dict import read_state
+from ckpt_cli.formats.unused.search import Unused
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Leaf
 
@@ -46,7 +47,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """One rank's file: its coordinates, and per chunk of layers the tensors and the entries that are none."""
+    """One rank's file: its coordinates, per chunk of layers the tensors and the entries that are none, and what is beside the chunks."""
 
     number: int
     path: Path
@@ -56,6 +57,7 @@ class RankFile:
     common: Common
     chunks: tuple[Mapping[str, StoredTensor], ...]
     leaves: tuple[Leaf, ...]
+    unused: Unused
 
 
 def sizes_of(common: Common, path: Path) -> Sizes:
@@ -91,7 +93,7 @@ def read_ranks(paths: Sequence[Path], files: Files) -> tuple[Sizes, list[RankFil
         _check_alike(common, sizes, first, path, paths[0])
         tp, pp, ep = coordinates[path]
         chunks, leaves = _chunks(file, path, sizes, number)
-        ranks.append(RankFile(number, path, tp, pp, ep, common, chunks, leaves))
+        ranks.append(RankFile(number, path, tp, pp, ep, common, chunks, leaves, _unused(file)))
     return sizes, ranks
 
 
@@ -142,6 +144,10 @@ def _coordinates(sizes: Sizes, paths: Sequence[Path]) -> dict[Path, tuple[int, i
         text = f"{few(unknown)} are of no rank of this run (TP {sizes.tp}, PP {sizes.pp}, EP {sizes.ep}): left over from another save"
         raise Inconsistent(text, path=paths[0].parent.parent, expected=f"{wanted} folders", hint="move them away")
     return found
+
+
+def _unused(file: TorchFile) -> Unused:
+    return unused_in({key: node for key, node in entries_of(file).items() if not (isinstance(key, str) and CHUNK.fullmatch(key))})
 
 
 def _chunks(file: TorchFile, path: Path, sizes: Sizes, number: int) -> tuple[tuple[Mapping[str, StoredTensor], ...], tuple[Leaf, ...]]:

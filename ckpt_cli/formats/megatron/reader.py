@@ -61,6 +61,9 @@ class TorchDist(Dcp):
         # What names the backend is on the node of rank 0 only; files of other nodes are those of any DCP folder.
         return other.format in (FORMAT, Dcp.name)
 
+    def of_save(self, match: Match, there: Folders) -> list[Path]:
+        return [path for root in (match.root, *match.more_roots) if there.is_file(path := root / COMMON)]
+
     def groups(self, match: Match, files: Files) -> list[str]:
         if match.trouble is not None:
             return []
@@ -113,7 +116,7 @@ class TorchDist(Dcp):
             world_size=_world(step),
             mesh=next((mesh for other in (step, *steps_beside(match.root, files)) if (mesh := other.mesh) is not None), None),
             leaves=(*leaves, *argument_leaves(step.common)),
-            notes=(*notes, *_form_notes(step)),
+            notes=(*notes, *step.unused.notes, *_form_notes(step)),
             writer=self.display,
             arguments=with_settings(step.common.arguments, match.root, files),
         )

@@ -14,9 +14,10 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, read_catalog
-from ckpt_cli.formats.megatron.common import Common, read_common
+from ckpt_cli.formats.megatron.common import Common, entries_of, read_common, unused_in
 from ckpt_cli.formats.megatron.native import is_state, native_tensors, unflattened
 from ckpt_cli.formats.megatron.signs import COMMON
+from ckpt_cli.formats.unused.search import Unused
 from ckpt_cli.names import is_extra_state
 from ckpt_cli.tensors.component import Mesh
 from ckpt_cli.tensors.tensor import Tensor
@@ -59,21 +60,34 @@ class Step:
     @cached_property
     def common(self) -> Common:
         """What is not sharded; empty if it is neither in a file nor an entry. Raises CorruptFile."""
+        item = self._common_item
+        if item is None:
+            return Common()
+        with reading(self.common_file or self.roots[0]):
+            return read_common(item)
+
+    @cached_property
+    def unused(self) -> Unused:
+        """What is there beside Megatron's own state, and may be needed with the weights."""
+        return unused_in(entries_of(self._common_item)) if self._common_item is not None else Unused()
+
+    @cached_property
+    def _common_item(self) -> TorchFile | None:
         path = self.common_file
         if path is not None:
             with reading(path):
                 source = self.files.source(path)
                 if source.size > MAX_COMMON:
                     raise CorruptFile(f"{source.size} bytes are too many for {COMMON}", expected=f"at most {MAX_COMMON} bytes")
-                return read_common(TorchFile(source))
+                return TorchFile(source)
         stored = thing.stored if (thing := self.catalog.objects.get(COMMON_STATE)) is not None else None
         if stored is None:
-            return Common()
+            return None
         with reading(self.roots[0], tensor=COMMON_STATE):
             item = self.reader.parsed(stored)
             if item is None:
                 raise CorruptFile("it is no file of torch.save")
-            return read_common(item)
+            return item
 
     @property
     def common_file(self) -> Path | None:

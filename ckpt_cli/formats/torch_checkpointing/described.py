@@ -19,13 +19,13 @@ from ckpt_cli.formats.rank_files.reader import RankRead
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.torch_checkpointing.metadata import METADATA, Boxes, NestedPath, Saved, SavedMesh, Sharding, Spread, path_text
 from ckpt_cli.formats.training_state_names import is_state_key
-from ckpt_cli.names import check_name, few, is_extra_state
+from ckpt_cli.formats.unused.search import CODE, Unused
+from ckpt_cli.names import check_name, is_extra_state
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import alike
 from ckpt_cli.tensors.tensor import Tensor
 
 MIXED = "files from two saves may be mixed"
-BESIDE = "beside-weights"
 
 
 def undescribed(name: str, saved: Saved, path: Path) -> Undecidable:
@@ -141,9 +141,9 @@ def check_described(read: RankRead, file: TorchFile, by_path: Mapping[NestedPath
     unlisted = next((name for name in read.state.locals if id(read.entries[name]) not in listed), None)
     if unlisted is not None:
         raise _unlisted(rank, path, unlisted)
-    if not beside or any(note.code == BESIDE for note in read.notes):
+    if not beside or any(note.code == CODE for note in read.notes):
         return []
-    return [Note("warning", BESIDE, f"left out, since they are beside the state dict: {few(beside)}")]
+    return Unused(tuple(beside)).notes
 
 
 def _way_to(root: object, nested: NestedPath) -> list[object] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.groups import groups_of
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
+from ckpt_cli.formats.unused.search import DataSearch, Unused
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -87,6 +89,17 @@ def notes_of_others(main: str, others: Sequence[str]) -> list[Note]:
         text = f"the folder also holds {few(known)}"
         notes.append(Note("info", "other-components", text, tuple(name for name in others if name not in doubtful)))
     return notes
+
+
+def unused_items(match: Match, saved: Saved, files: Files) -> Unused:
+    """What the items that hold no weights have beside the state of the training; the file of the first rank that is there tells."""
+    level: dict[str, object] = {}
+    kept = set(weights(match, saved, files))
+    for name in (name for name in all_items(match, saved) if name not in kept and not is_state_key(name)):
+        path = next((path for file in item_of(name, match, saved).files.values() if (path := path_of(file, match)) is not None), None)
+        with contextlib.suppress(CkptError):  # who asks for state is told
+            level[name] = files.parsed(path, TorchFile).root if path is not None and path.suffix == ".pt" else None
+    return DataSearch().unused(level)
 
 
 def notes_of_unlisted(name: str, saved: Saved) -> list[Note]:

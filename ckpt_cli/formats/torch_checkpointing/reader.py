@@ -34,6 +34,7 @@ from ckpt_cli.formats.torch_checkpointing.items import (
     notes_of_unlisted,
     path_of,
     ranks_of_state,
+    unused_items,
     weights,
 )
 from ckpt_cli.formats.torch_checkpointing.metadata import ITEM_FILE, METADATA, Saved, read_metadata
@@ -136,6 +137,7 @@ class TorchCheckpointing(Format):
         notes = [note for part in parts for note in part.notes]
         if match.group is None and match.component == MAIN:
             notes += notes_of_others(name, [other for other in models(weights(match, saved, files)) if other != name])
+            notes += unused_items(match, saved, files).notes
         return replace(
             first,
             name=match.component,

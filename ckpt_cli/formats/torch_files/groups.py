@@ -28,7 +28,7 @@ from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, i
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import SeveralGroups, Way, way_down
-from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_key, is_statistics_key
 from ckpt_cli.formats.unused.search import DataSearch, Unused
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -173,14 +173,16 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
     """Notes about a state dict of the file ``name``: what it is, which others there are, and what is left out beside it."""
     notes = [] if group.why is None else [Note("warning", "averaged", group.why)]
     notes += trained_notes(group.trained)
+    unused = unused_beside(way, groups, group)
     others = [other for other in groups[1:] if not _is_within(other, group)] if group is groups[0] else []
+    others = [other for other in others if not (is_statistics_key(other.key) and other.key in unused.needed)]
     if doubtful := [other for other in others if _may_be_a_part(other, group)]:
         text = f"{name} also holds tensors of {few([other.title for other in doubtful])}, which are not in this component"
         notes.append(Note("warning", "other-groups", text, tuple(other.name for other in doubtful)))
     if known := [other for other in others if other not in doubtful]:
         text = f"{name} also holds {few([other.title for other in known])}"
         notes.append(Note("info", "other-components", text, tuple(other.name for other in known)))
-    return [*notes, *unused_beside(way, groups, group).notes]
+    return [*notes, *unused.notes]
 
 
 def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:

@@ -12,6 +12,8 @@ from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, below, describe
 from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
+from ckpt_cli.formats.torch_files.matrices import NodeSearch
+from ckpt_cli.formats.training_state_names import is_of_training
 from ckpt_cli.names import check_name, few, is_extra_state
 from ckpt_cli.tensors.component import Leaf, Note
 from ckpt_cli.tensors.plain_values import NUMPY_CORES
@@ -41,7 +43,7 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
     Raises Unsupported for an entry that is not a tensor but holds some (a nested dict, an object of an unknown class), or one of an
     unknown kind: leaving it out would lose weights. Raises CorruptFile if there is no tensor at all.
     """
-    search = StorageSearch()
+    search, arrays = StorageSearch(), array_search()
     held: dict[str, Local] = {}
     leaves: list[Leaf] = []
     for name, node in entries.items():
@@ -67,7 +69,7 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
                     expected="a flat dict of tensors",
                     hint="save the state dict inside it on its own",
                 )
-        leaves.append(replace(leaf_of(checked, node), file=path))
+        leaves.append(replace(leaf_of(checked, node, arrays), file=path))
     _refuse_flat_parameters(held)
     if not held:
         _refuse_references(entries, path)
@@ -93,11 +95,17 @@ def _refuse_references(entries: Mapping[Any, Any], path: Path) -> None:
         )
 
 
-def leaf_of(name: str, node: object) -> Leaf:
-    """An entry that is no tensor and holds none."""
+def array_search() -> NodeSearch:
+    """What looks for arrays of numpy below entries that are no tensors."""
+    return NodeSearch((), lambda node: is_array(node) or None, is_of_training)
+
+
+def leaf_of(name: str, node: object, arrays: NodeSearch) -> Leaf:
+    """An entry that is no tensor and holds none; ``arrays`` is one search for all entries of a pickle."""
     number = isinstance(node, (int, float, complex)) and not isinstance(node, bool)
     parameter = (node is None or number or isinstance(node, (list, tuple))) and PARAMETER.fullmatch(name) is not None
-    return Leaf(name, describe(node), is_data(node), number, stands_for_a_parameter=parameter)
+    data = is_data(node) or (not is_of_training(name) and arrays.holds(node))
+    return Leaf(name, describe(node), data, number, stands_for_a_parameter=parameter)
 
 
 def _refuse_flat_parameters(held: Mapping[str, Local]) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpt_cli.files.pickle_nodes import Call, Global
-from ckpt_cli.formats.torch_files.matrices import NodeSearch, dimensions_of, is_float_number, is_matrix, is_trained, pairs_of
+from ckpt_cli.formats.torch_files.matrices import Described, NodeSearch, dimensions_of, is_float_number, is_matrix, is_trained, pairs_of
 from ckpt_cli.formats.torch_files.state_dict import is_data
-from ckpt_cli.formats.training_state_names import is_record_key, is_result_key, is_state_key, is_statistics_key
+from ckpt_cli.formats.training_state_names import is_of_training, is_record_key, is_result_key, is_state_key, is_statistics_key
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -58,8 +58,8 @@ class DataSearch:
     def __init__(self, known: Iterable[object] = (), own: Iterable[object] = ()) -> None:
         known = list(known)
         self._matrices = NodeSearch(known, is_matrix, is_state_key)
-        self._arrays = NodeSearch(known, _is_array, _is_of_training)
-        self._numbers = NodeSearch(known, is_float_number, _is_of_training)
+        self._arrays = NodeSearch(known, _is_array, is_of_training)
+        self._numbers = NodeSearch(known, is_float_number, is_of_training)
         self._known = {id(node) for node in known}
         self._own = {id(node) for node in own}
 
@@ -70,7 +70,7 @@ class DataSearch:
     def unused(self, level: Mapping[Any, Any]) -> Unused:
         """The same, and the keys of single numbers."""
         needed = self.keys(level)
-        others = {key: node for key, node in level.items() if isinstance(key, str) and key not in needed and not _is_of_training(key)}
+        others = {key: node for key, node in level.items() if isinstance(key, str) and key not in needed and not is_of_training(key)}
         return Unused(tuple(needed), tuple(key for key, node in others.items() if self._numbers.holds(node)))
 
     def _is_needed(self, key: object, node: object) -> bool:
@@ -98,10 +98,6 @@ def _is_array(node: object) -> bool | None:
     return not _is_scalar(node) if is_data(node) else None
 
 
-def _is_of_training(key: object) -> bool:
-    return is_state_key(key) or is_record_key(key) or is_result_key(key)
-
-
 def _is_scalar(node: object) -> bool:
     """Whether a node is a scalar of numpy, which a training reports as it does numbers."""
     return isinstance(node, Call) and isinstance(node.target, Global) and node.target.name == "scalar"
@@ -118,7 +114,7 @@ def _is_given(node: object) -> bool:
         return any(map(_is_given, node.values()))
     if isinstance(node, (list, tuple)):
         return any(map(_is_given, node))
-    return isinstance(node, (int, float)) and not isinstance(node, bool)
+    return isinstance(node, (int, float, Described)) and not isinstance(node, bool)
 
 
 def _is_grad_scaler(node: object) -> bool:

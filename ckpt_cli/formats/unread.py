@@ -12,7 +12,8 @@ from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Format, Match, ReadOptions
-from ckpt_cli.formats.sets.names import SUFFIXES, error_of, part_of
+from ckpt_cli.formats.sets.kinds import AFTER_SUFFIX, SUFFIXES
+from ckpt_cli.formats.sets.names import error_of, part_of
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.tensors.component import Component
 
@@ -28,9 +29,11 @@ class Unread(Format):
     is_refused = True
 
     def recognise(self, path: Path, there: Folders) -> list[Match]:
+        if there.is_file(path) and AFTER_SUFFIX.fullmatch(path.name):
+            path = path.parent
         if not there.is_folder(path):
             return []
-        names = [entry.name for entry in there.files(path, lambda name: name.endswith(SUFFIXES))]
+        names = [entry.name for entry in there.files(path, lambda name: name.endswith(SUFFIXES) or AFTER_SUFFIX.fullmatch(name))]
         wanted = [name for name in sorted(names)[:MAX_NAMES] if not is_state_file(name)]
         part = next((found for name in wanted if (found := part_of(path / name, there)) is not None), None)
         if part is None:

@@ -18,11 +18,12 @@ from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.leftovers import TORCH_INDEX, indexes_of_nothing
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER, is_index, stem_of
 from ckpt_cli.formats.safetensors.shards import SHARD
+from ckpt_cli.formats.sets.kinds import AFTER_SUFFIX
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import SUFFIXES
 from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
-from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.formats.training_state_names import is_result_key, is_state_file, is_statistics_key
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.peft_names import has_adapters
@@ -30,10 +31,16 @@ from ckpt_cli.names import few, is_extra_state, unnumbered
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Note
 
+FOREIGN = (
+    *("gguf", "ggml", "onnx", "onnx_data", "h5", "hdf5", "keras", "msgpack", "ot", "pdparams"),
+    *("tflite", "mlmodel", "mindir", "engine", "pte", "nemo"),
+)
+"""Endings of files of other programs, which hold a whole model."""
+
 OTHER_FORM = re.compile(
     r"consolidated([.-][0-9]+(-of-[0-9]+)?)?\.(safetensors|pth)(\.index\.json)?|(tf_model|flax_model|rust_model)([._-].*)?\.[a-z0-9_]+"
     r"|(diffusion_pytorch_model|pytorch_model|model)[._-](fp(8|16|32)|bf16|int[48]|[48]bit|quantized)([._-].*)?\.(safetensors|bin)(\.index\.json)?"
-    r"|.*\.(gguf|onnx|h5|msgpack|ot)",
+    rf"|.*\.({'|'.join(FOREIGN)})",
     re.ASCII | re.IGNORECASE,
 )
 """Names that the weights of one model have in forms for other programs: half precision, other libraries, Mistral's own names."""
@@ -110,7 +117,7 @@ def _trained_with(place: Place, component: Component, used: set[str], files: Fil
     """What is said of weights beside the file of an adapter that was passed. Whole models beside it are others, or its base."""
     used = used | {absolute(path) for path in (*place.match.files, *component.files)}
     folders = dict.fromkeys(path.parent for path in place.match.files)
-    names = {path.name: path for folder in reversed(folders) for path in _weights_in(folder, used, files)}
+    names = {path.name: path for folder in reversed(folders) for path in weights_in(folder, used, files)}
     others = [name for name in names if not could_be_model(name) and not OTHER_FORM.fullmatch(name)]
     models = [name for name in names if name not in others]
     notes = _told_of_others([names[name] for name in others], place, component, files)
@@ -139,7 +146,7 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     # Other models of the same save are components of their own, also where a file of this one was given.
     used |= {absolute(path) for other in recognise(place.match.root) if other.number != place.match.number for path in other.files}
     folders = dict.fromkeys((place.match.root, place.home))
-    paths = {path.name: path for folder in reversed(folders) for path in _weights_in(folder, used, files)}
+    paths = {path.name: path for folder in reversed(folders) for path in weights_in(folder, used, files)}
     same = [name for name in paths if OTHER_FORM.fullmatch(name) and not AVERAGED.fullmatch(name)]
     # Beside an average, other forms are those of the model.
     average = is_average_name(unnumbered(place.name)[0])
@@ -204,7 +211,7 @@ def _told_of_others(paths: Iterable[Path], place: Place, component: Component, f
     return notes
 
 
-def _weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
+def weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
     """The weights of a folder but those that are ``used``: single files, and indexes in place of the parts that they list.
 
     Files whose names do not tell are looked into.
@@ -228,11 +235,19 @@ def _merged_before(folder: Path) -> list[str]:
 
 def holds_weights(name: str) -> bool:
     """Whether a file that no component is made of is looked at as weights, by its name."""
+    if _are_statistics(name) or AFTER_SUFFIX.fullmatch(name):
+        return True
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None or FITTED.fullmatch(name) is not None:
         return True
     return not name.endswith(".json") and (could_be_model(name) or (OTHER_FORM.fullmatch(name) is not None and _is_other(name)))
+
+
+def _are_statistics(name: str) -> bool:
+    """Whether a file of numpy is called after what is applied to the inputs or outputs of a model."""
+    stem, _, ending = name.rpartition(".")
+    return ending in ("npy", "npz") and is_statistics_key(stem) and not is_result_key(stem)
 
 
 def _tells_nothing(name: str) -> bool:
@@ -250,7 +265,7 @@ def _index_of(name: str) -> str | None:
 
 def _is_other(name: str) -> bool:
     """Whether a name with one of the usual stems is that of weights, and not that of a config."""
-    return name.endswith((".bin", ".pt", ".pth", ".th", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot"))
+    return name.endswith((".bin", ".pt", ".pth", ".th", ".ckpt", *(f".{ending}" for ending in FOREIGN)))
 
 
 def _is_a(names: Collection[str]) -> str:

@@ -11,8 +11,9 @@ from ckpt_cli.errors import Unsupported
 from ckpt_cli.files.folders import Folders, place_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.formats.base import Match
+from ckpt_cli.formats.deepspeed.names import UNIVERSAL
 from ckpt_cli.formats.registry import format_of, recognise
-from ckpt_cli.formats.sets.names import MARKS, RANK_FOLDER, WEAK
+from ckpt_cli.formats.sets.kinds import MARKS, RANK_FOLDER, WEAK
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import OPTIMIZERS, ROLES, RUNS, STATES, WEIGHTS, has_form
@@ -103,6 +104,8 @@ def is_read(match: Match) -> bool:
 def is_searched(name: str) -> bool:
     if _may_be_of_row(name):
         return True
+    if name == UNIVERSAL:
+        return False  # a folder for each parameter
     state = is_state_key(name) or is_state_file(name) or any(has_form(name, (path.split("/")[0],)) for path in (*OPTIMIZERS, *STATES))
     return not (state or LOGS.fullmatch(name))
 

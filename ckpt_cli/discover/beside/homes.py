@@ -13,7 +13,7 @@ from ckpt_cli.discover.beside.files import holds_weights
 from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
-from ckpt_cli.files.folders import Folders, files_in, is_file
+from ckpt_cli.files.folders import Folders, files_in, is_file, is_folder
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import recognise
@@ -303,21 +303,30 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
     return [
         *notes,
         *_beside_notes(found, place, assets, homes, doubtful),
-        *_unknown_notes(found, [home for each in homes for home in each], files),
+        *_unknown_notes(found, place, [home for each in homes for home in each], files),
     ]
 
 
-def _unknown_notes(found: Found, homes: Collection[Path], files: Mapping[str, Path]) -> list[Note]:
-    """What is beside config and tokenizer and neither an asset nor anything that a training is known to leave there."""
+def _unknown_notes(found: Found, place: Place, homes: Collection[Path], files: Mapping[str, Path]) -> list[Note]:
+    """What is beside config and tokenizer and neither an asset nor anything that a training is known to leave there.
+
+    Of what is beside weights alone, files of arrays are named.
+    """
     folders = dict.fromkeys(path.parent for path in files.values() if path.parent in homes)
+    folders |= {place.match.root: None} if is_folder(place.match.root) else {}
     weights = {absolute(path) for other in found.places for path in other.match.files}
     notes = []
     for folder in folders:
-        names = [path.name for path in files_in(folder, _may_be_needed) if path.name not in files and absolute(path) not in weights]
+        wanted = _may_be_needed if any(path.parent == folder for path in files.values()) else _is_array_file
+        names = [path.name for path in files_in(folder, wanted) if path.name not in files and absolute(path) not in weights]
         if names:
             text = f"{few(sorted(names), 3)} in {folder}: not written; nothing tells whether tokenizer or code of the model need such files"
             notes.append(Note("info", "unknown-files", text))
     return notes
+
+
+def _is_array_file(name: str) -> bool:
+    return name.endswith((".npy", ".npz")) and _may_be_needed(name)
 
 
 def _may_be_needed(name: str) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.beside.files import weights_in
 from ckpt_cli.discover.beside.folders import Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.beside.models import comparison_with_folder
 from ckpt_cli.discover.forms.inner_runs import CODE as RUN_BELOW
@@ -21,6 +22,7 @@ from ckpt_cli.hub.assets import HUB_FOLDER
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import ADAPTER_FOLDER, has_adapters
 from ckpt_cli.names import few
+from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -69,7 +71,9 @@ def notes_below(
             return []  # beside a single file anything may lie
         runs = dict(found for top in dict.fromkeys(tops) for found in _told_runs_below(top, {root, *taken}, there))
         below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
-        held = [entry for entry in below.values() if _counts(entry, root, taken, own) and not any(map(entry.path.is_relative_to, runs))]
+        held = [
+            entry for entry in below.values() if _counts(entry, root, taken, own, files) and not any(map(entry.path.is_relative_to, runs))
+        ]
         adapters = _adapters_below(root, tops[1:], taken, runs, tensors, below.values(), there)
         held += _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
     except Unreadable:
@@ -148,7 +152,7 @@ def _told_of_runs(runs: Mapping[Path, str], name: str) -> list[Note]:
     ]
 
 
-def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[Path]) -> bool:
+def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[Path], files: Files) -> bool:
     """Whether a folder holds weights that nothing else is said of."""
     if entry.kind in ("apart", "adapter", "output") or any(format_of(match).in_tags for match in entry.matches):
         return False
@@ -157,7 +161,7 @@ def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[P
     if any(folder == entry.path or folder.is_relative_to(entry.path) for folder in (root, *taken)):
         return False
     if entry.path.is_relative_to(root):
-        return bool(entry.matches) and entry.kind != "part"
+        return entry.kind != "part" and (bool(entry.matches) or bool(weights_in(entry.path, set(map(absolute, read)), files)))
     return not any(entry.path.is_relative_to(folder) for folder in taken) and FORMS.fullmatch(entry.path.name) is None
 
 

@@ -17,7 +17,8 @@ from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues, ReadOptio
 from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
 from ckpt_cli.formats.rank_files.counted import counted_ranks
 from ckpt_cli.formats.rank_files.reader import RankShards, announced_size, unproven
-from ckpt_cli.formats.sets.names import ITEM, MARKS, OF, WEAK, error_of, part_of
+from ckpt_cli.formats.sets.kinds import ITEM, MARKS, OF, WEAK
+from ckpt_cli.formats.sets.names import error_of, part_of
 from ckpt_cli.formats.torch_checkpointing.items import named_items, ranks_of_state
 from ckpt_cli.formats.torch_checkpointing.metadata import METADATA
 from ckpt_cli.formats.torch_files.averages import is_average_name

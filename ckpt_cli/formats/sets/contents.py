@@ -8,6 +8,7 @@ parallelism, which its ``load_state_dict`` and the Trainer of transformers ask f
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from ckpt_cli.files.pickle_nodes import Call, as_dict, attributes
 from ckpt_cli.files.safetensors_file import parse_json, read_header
 from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.torch_file import TorchFile, dimensions
-from ckpt_cli.formats.sets.names import ITEM
+from ckpt_cli.formats.sets.kinds import ITEM, SHARED
 from ckpt_cli.tensors.tensor import Tensor
 
 DEEPSPEED = "put it back into the folder of its save, under the name that DeepSpeed gave it, and pass that folder"
@@ -31,6 +32,9 @@ PARALLEL = {
     "EP": ("expert_model_parallel_size",),
 }
 """What Megatron's args call the numbers of ranks among which a model is cut."""
+
+ROUTER = re.compile(r"(^|\.)(gate|router|gating|wg)\.(.+\.)?weight\Z")
+"""The matrix that chooses among experts."""
 
 MODULE = "module"
 SMP_PART = "_smp_is_partial"
@@ -165,6 +169,11 @@ def share_error(tensors: Mapping[str, Tensor], path: Path, files: Files) -> Part
     if tensors.keys() == {"data"} and path.name.startswith("model_"):
         text = "this is one parameter of a Nanotron checkpoint"
         return PartOfSet(text, path=path, expected="the whole folder", hint="convert it with Nanotron's own tools")
+    router = next(filter(ROUTER.search, tensors), None) if SHARED.regex.fullmatch(path.name) else None
+    if router is not None and not any("expert" in name for name in tensors):
+        text = f"{path.name} is called like what all ranks share, and has a router, but no experts: they are in files of the ranks"
+        hint = "get the files of all ranks, and put them together with the program that wrote them"
+        return PartOfSet(text, path=path, tensor=router, expected="the whole set", hint=hint)
     if ITEM.fullmatch(path.name) and path.suffix == ".safetensors" and tensors and not _has_metadata(tensors):
         return PartOfSet(
             f"{path.name} is called like one rank's file of torch_checkpointing, which may hold parts of the tensors",

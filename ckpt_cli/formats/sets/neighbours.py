@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError, PartOfSet
 from ckpt_cli.files.folders import Folders
-from ckpt_cli.formats.sets.names import COUNTER
+from ckpt_cli.formats.sets.kinds import COUNTER
 from ckpt_cli.formats.sets.stages import complement
 from ckpt_cli.names import few
 from ckpt_cli.tensors.equality import same_samples

@@ -24,7 +24,8 @@ from ckpt_cli.formats.safetensors.leftovers import listing_nothing
 from ckpt_cli.formats.safetensors.names import model_number, next_models
 from ckpt_cli.formats.safetensors.two_exports import signs
 from ckpt_cli.formats.sets.contents import refuse_part
-from ckpt_cli.formats.sets.names import ITEM, PartName, part_name
+from ckpt_cli.formats.sets.kinds import ITEM
+from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
@@ -168,7 +169,9 @@ class TorchFiles(Format):
 
 def holds_torch_model(folder: Path, there: Folders) -> bool:
     """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
-    return there.is_file(folder / INDEX) or bool(there.files(folder, lambda name: KNOWN.fullmatch(name) or _part(name)))
+    return there.is_file(folder / INDEX) or bool(
+        there.files(folder, lambda name: KNOWN.fullmatch(name) or _part(name) or LAST.fullmatch(name))
+    )
 
 
 def _indexed(index: Path, there: Folders) -> Match:

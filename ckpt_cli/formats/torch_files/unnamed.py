@@ -11,7 +11,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.torch_files.averages import named_tensors
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, pairs_of
-from ckpt_cli.formats.training_state_names import is_record_key, is_state_key, is_statistics_key
+from ckpt_cli.formats.training_state_names import is_of_training, is_record_key, is_state_key, is_statistics_key
 from ckpt_cli.formats.unused.search import DataSearch
 
 
@@ -29,12 +29,17 @@ def are_weights(path: Path, files: Files) -> bool:
 
 
 def needed_in_state(path: Path, files: Files) -> list[str]:
-    """The keys of a file of training state under which weights, or statistics of what goes in or comes out, are. None of other files."""
+    """The keys of a file of training state under which weights, or statistics of what goes in or comes out, are. None of other files.
+
+    Of a file that is a state dict itself, they are the names of its tensors.
+    """
     try:
         file = files.parsed(path, TorchFile)
         entries = pairs_of(file.root) or {}
         statistics = DataSearch().keys({key: node for key, node in entries.items() if is_statistics_key(key)})
-        return [str(key) for key, node in entries.items() if key in statistics or _is_state_dict(key, node, file, least=2)]
+        found = [str(key) for key, node in entries.items() if key in statistics or _is_state_dict(key, node, file, least=2)]
+        own = {key: node for key, node in entries.items() if not is_of_training(key)}
+        return found or (list(map(str, own)) if _is_state_dict("", own, file, least=2) else [])
     except CkptError:
         return []
 

@@ -23,7 +23,7 @@ from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import SUFFIXES
 from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
-from ckpt_cli.formats.training_state_names import is_result_key, is_state_file, is_statistics_key
+from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.peft_names import has_adapters
@@ -235,19 +235,13 @@ def _merged_before(folder: Path) -> list[str]:
 
 def holds_weights(name: str) -> bool:
     """Whether a file that no component is made of is looked at as weights, by its name."""
-    if _are_statistics(name) or AFTER_SUFFIX.fullmatch(name):
+    if AFTER_SUFFIX.fullmatch(name):
         return True
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None or FITTED.fullmatch(name) is not None:
         return True
     return not name.endswith(".json") and (could_be_model(name) or (OTHER_FORM.fullmatch(name) is not None and _is_other(name)))
-
-
-def _are_statistics(name: str) -> bool:
-    """Whether a file of numpy is called after what is applied to the inputs or outputs of a model."""
-    stem, _, ending = name.rpartition(".")
-    return ending in ("npy", "npz") and is_statistics_key(stem) and not is_result_key(stem)
 
 
 def _tells_nothing(name: str) -> bool:

@@ -70,7 +70,8 @@ def notes_below(
         if not there.is_folder(root):
             return []  # beside a single file anything may lie
         runs = dict(found for top in dict.fromkeys(tops) for found in _told_runs_below(top, {root, *taken}, there))
-        below = {entry.path: entry for top in dict.fromkeys(tops) for entry in held_below(top, there) or ()}
+        # From above, nothing is looked for in a folder that is read.
+        below = {entry.path: entry for top in dict.fromkeys((*tops, root)) for entry in held_below(top, there) or ()}
         held = [
             entry for entry in below.values() if _counts(entry, root, taken, own, files) and not any(map(entry.path.is_relative_to, runs))
         ]
@@ -161,7 +162,9 @@ def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[P
     if any(folder == entry.path or folder.is_relative_to(entry.path) for folder in (root, *taken)):
         return False
     if entry.path.is_relative_to(root):
-        return entry.kind != "part" and (bool(entry.matches) or bool(weights_in(entry.path, set(map(absolute, read)), files)))
+        if entry.kind == "part" or entry.matches:
+            return entry.kind != "part"
+        return FORMS.fullmatch(entry.path.name) is None and bool(weights_in(entry.path, set(map(absolute, read)), files))
     return not any(entry.path.is_relative_to(folder) for folder in taken) and FORMS.fullmatch(entry.path.name) is None
 
 

@@ -31,6 +31,7 @@ from ckpt_cli.formats.deepspeed.universal import universal_files, universal_tens
 from ckpt_cli.formats.deepspeed.weights import check_named, fp32_weights, frozen_notes, slot_tensors, stored_weights
 from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
 from ckpt_cli.formats.optimizer_state import NamedState
+from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.names import plural
 from ckpt_cli.tensors.component import Component, Note
@@ -66,7 +67,8 @@ class DeepSpeed(Format):
         narrow = not save.is_stage_3 and any(tensor.dtype.bits == 16 for tensor in _module(save))
         with reading(save.first.path):
             kept = [group.name for group in client_groups(save.first)[1][1:]]
-        return [match.component, *([WEIGHTS_16] if narrow and _has_masters(save, files) else []), *kept]
+        average = [] if "ema" in kept else names_of(match.component, save.first.module or {})[1:]
+        return [match.component, *average, *([WEIGHTS_16] if narrow and _has_masters(save, files) else []), *kept]
 
     def joined(self, first: Match, second: Match) -> Match:
         twice = sorted({path.name for path in first.files} & {path.name for path in second.files})
@@ -100,7 +102,8 @@ class DeepSpeed(Format):
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         save = read_save(match, files)
-        if match.group not in (None, WEIGHTS_16):
+        kept = [group.name for group in client_groups(save.first)[1][1:]]
+        if match.group in kept:
             return client_component(match, save, options)
         notes = client_notes(save)
         if match.group == WEIGHTS_16:
@@ -115,7 +118,7 @@ class DeepSpeed(Format):
         notes += [*frozen_notes(tensors, save), *unlisted_notes(save)]
         sources = [files.source(path) for path in (*save.names.all, *universal_files(save))]
         ranks = sum(len(held) for held in save.optimizers.values()) or sum(len(held) for held in save.models.values())
-        return Component(
+        component = Component(
             name=match.component,
             format=FORMAT,
             root=match.root,
@@ -128,6 +131,7 @@ class DeepSpeed(Format):
             ordered=not save.experts,
             step=save.first.number("global_steps"),
         )
+        return component if "ema" in kept else set_apart(component, save.first.path.name, average=match.group == "ema")
 
 
 def _module(save: Save) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.errors import CkptError, CorruptFile
@@ -27,9 +26,8 @@ from ckpt_cli.formats.safetensors.names import (
     safetensors_part,
 )
 from ckpt_cli.formats.safetensors.scan import scan_set
-from ckpt_cli.formats.torch_files.averages import split_average
-from ckpt_cli.formats.torch_files.counters import begun_notes, trained_notes
 from ckpt_cli.formats.torch_files.reader import holds_torch_model
+from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.names import check_name, few, is_extra_state, numbered
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -95,10 +93,8 @@ class HubFolder(Format):
         if first.suffix == ".json":
             index = Index.read(first, SUFFIX, files)
             raise_first(index.missing())
-            split = split_average(index.owners)
-        else:
-            split = split_average({entry.name: entry for entry in files.parsed(first, read_header).entries})
-        return [match.component] if split is None else [match.component, "ema"]
+            return names_of(match.component, index.owners)
+        return names_of(match.component, {entry.name: entry for entry in files.parsed(first, read_header).entries})
 
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         first = match.files[0]
@@ -106,16 +102,7 @@ class HubFolder(Format):
         raise_first(scanned.problems)
         (weights,) = scanned.sets
         tensors = {check_name(name): tensor for name, tensor in weights.tensors.items() if not is_extra_state(name)}
-        split = split_average(tensors) if match.component == "model" or match.group is not None else None
-        notes: tuple[Note, ...] = ()
-        if split is not None:
-            average = {name: replace(tensor, name=name) for name, tensor in split.average.items()}
-            if match.group is not None:
-                notes = (*begun_notes(split.counters), *trained_notes(split.trained))
-            elif not split.alone:
-                notes = (Note("info", "other-components", f"{first.name} also holds ema (--type ema)", ("ema",)),)
-            tensors = average if match.group is not None else {name: replace(tensor, name=name) for name, tensor in split.model.items()}
-        notes = (*notes, *(Note("warning", problem.code, problem.text) for problem in scanned.problems if problem.is_told and problem.text))
+        notes = tuple(Note("warning", problem.code, problem.text) for problem in scanned.problems if problem.is_told and problem.text)
         paths = weights.files if weights.index is None else (weights.index, *weights.files)
         if not tensors:
             raise CorruptFile("the file holds no tensor" if len(paths) == 1 else "the files hold no tensor", path=first)
@@ -124,9 +111,11 @@ class HubFolder(Format):
         if differing:
             text = f"the headers of its files disagree about {few(differing)}, which is not written"
             notes = (*notes, Note("warning", "header-metadata", text))
-        return Component(
+        component = Component(
             match.component, FORMAT, match.root, tensors, paths, leaves=leaves, notes=notes, writer=match.evidence, metadata=said
         )
+        may_hold_both = match.component == "model" or match.group is not None
+        return set_apart(component, first.name, average=match.group is not None) if may_hold_both else component
 
 
 def _indexed(index: Path, lost: CkptError | None = None) -> Match:

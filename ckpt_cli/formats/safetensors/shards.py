@@ -23,6 +23,7 @@ from ckpt_cli.formats.assembly import PlacedTensor, RankPart, cut_layout, stored
 from ckpt_cli.formats.base import APART, Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
+from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.names import check_name, is_extra_state
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -57,6 +58,13 @@ class HubShards(Format):
             return MixedWorldSizes(text, path=second.root, expected="folders of one save", hint=APART)
         return super().twice(first, second)
 
+    def groups(self, match: Match, files: Files) -> list[str]:
+        """The model, and an average of its weights that lies in the same files under a prefix."""
+        if match.trouble is not None or match.component != "model":
+            return [match.component]
+        entries = (entry for path in match.files for entry in files.parsed(path, read_header).entries)
+        return names_of(match.component, {entry.name: entry for entry in entries})
+
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         parts: dict[str, list[RankPart]] = {}
         leaves: dict[str, Leaf] = {}
@@ -84,7 +92,7 @@ class HubShards(Format):
             "these files do not record whole shapes: missing files of the last ranks would go unnoticed; compare with --base",
         )
         world = max((part.rank for held in parts.values() for part in held), default=0) + 1
-        return Component(
+        component = Component(
             match.component,
             FORMAT,
             match.root,
@@ -95,6 +103,7 @@ class HubShards(Format):
             notes=(note,),
             writer=match.evidence,
         )
+        return set_apart(component, "the folder", average=match.group is not None)
 
 
 def _trouble_of(found: Sequence[Path], folder: Path) -> MissingShard | None:

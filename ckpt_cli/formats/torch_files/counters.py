@@ -48,10 +48,10 @@ def averaged(component: Component) -> Component:
     if state is None:
         return component
     notes = [*begun_notes(state.counters), *trained_notes(state.trained)]
-    return replace(component, tensors=_renamed(state.average), notes=(*component.notes, *notes))
+    return replace(component, tensors=renamed(state.average), notes=(*component.notes, *notes))
 
 
-def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Some of the tensors of a component under new names; which share a storage, those that are left out may have told."""
     first: dict[str, str] = {}
     owners = {name: first.setdefault(tensor.alias_of or tensor.name, name) for name, tensor in tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ckpt_cli.formats.sets.kinds import ITEM
 from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
+from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.trainers import STEPS, has_form
 from ckpt_cli.formats.training_state_names import is_state_file
@@ -113,8 +115,12 @@ class TorchFiles(Format):
     def groups(self, match: Match, files: Files) -> list[str]:
         """The model of a file, and the averages that a trainer keeps beside it."""
         first = match.files[0]
-        if match.trouble is not None or first.name == INDEX:
+        if match.trouble is not None:
             return [match.component]
+        if first.name == INDEX:
+            index = Index.read(first, ".bin", files)
+            raise_first(index.missing())
+            return names_of(match.component, index.owners)
         file = _opened(first, files)
         with reading(first):
             return [group.name for group in groups_of(file, match.component, LocalReader(file, 0))[1]]
@@ -145,7 +151,7 @@ class TorchFiles(Format):
         leaves: list[Leaf] = []
         notes: list[Note] = []
         for path in paths:
-            state, others = _read(path, files, match, notes)
+            state, others = _read(path, files, match, notes) if index is None else _read_part(path, files, match, notes)
             name = path.relative_to(first.parent).as_posix()
             if index is not None:
                 raise_first(index.misplaced({name: state.locals}))
@@ -154,7 +160,7 @@ class TorchFiles(Format):
             tensors.update(held[name])
         if index is not None:
             notes += (Note("warning", problem.code, problem.text) for problem in signs(index, held) if problem.is_told and problem.text)
-        return Component(
+        component = Component(
             match.component,
             FORMAT,
             match.root,
@@ -165,6 +171,7 @@ class TorchFiles(Format):
             notes=(*notes, *left_out_notes(leaves)),
             step=next((int(leaf.text) for leaf in leaves if leaf.name == "global_step" and leaf.text.isdecimal()), None),
         )
+        return component if index is None else set_apart(component, first.name, average=match.group is not None)
 
 
 def holds_torch_model(folder: Path, there: Folders) -> bool:
@@ -214,6 +221,19 @@ def _read(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[Ra
         notes += notes_of_group(path.name, way, groups, group)
         notes += notes_of_counters(group.counters, reader, path)
     return RankState(0, path, held), [*beside, *leaves]
+
+
+def _read_part(path: Path, files: Files, match: Match, notes: list[Note]) -> tuple[RankState, list[Leaf]]:
+    """A file that an index lists, which may have an average and not the model, or a part of both: they are told apart as a whole."""
+    file = _opened(path, files)
+    reader = LocalReader(file, 0)
+    with reading(path):
+        refuse_part(file, path)
+        way, groups = groups_of(file, match.component if match.group is None else "model", reader)
+        group = replace(groups[0], entries=way.entries) if any(not other.key for other in groups[1:]) else groups[0]
+        held, leaves = read_state(group.entries, reader, path)
+        notes += notes_of_group(path.name, way, [group, *(other for other in groups[1:] if other.key)], group)
+    return RankState(0, path, held), [*(Leaf(str(key), describe(value)) for key, value in group.beside.items()), *leaves]
 
 
 def _assembled(state: RankState, options: ReadOptions) -> dict[str, Tensor]:

@@ -12,7 +12,10 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
+from ckpt_cli.discover.forms.twins import twin_notes
+from ckpt_cli.dtypes import BY_CODE
 from ckpt_cli.errors import MissingTensors
+from ckpt_cli.tensors.tensor import Tensor
 from tests.tensors import Tensors
 
 TWINS = ["ema_encoder", "encoder_ema", "ema", "avg_model"]
@@ -49,7 +52,34 @@ def store(folder: Path, held: Tensors) -> Path:
     return folder
 
 
-WRITERS: list[Callable[[Path, Tensors], Path]] = [torch_file, safetensors, ranks, store]
+def indexed(folder: Path, held: Tensors) -> Path:
+    folder.mkdir()
+    half = len(held) // 2
+    places = {name: f"pytorch_model-0000{1 + (index >= half)}-of-00002.bin" for index, name in enumerate(held)}
+    for file in set(places.values()):
+        torch.save({name: tensor for name, tensor in held.items() if places[name] == file}, folder / file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+def of_deepspeed(folder: Path, held: Tensors) -> Path:
+    step = folder / "global_step3"
+    step.mkdir(parents=True)
+    content = {"module": held, "buffer_names": [], "optimizer": None, "ds_version": "0.15", "global_steps": 3, "dp_world_size": 1}
+    torch.save(content, step / "mp_rank_00_model_states.pt")
+    (folder / "latest").write_text("global_step3")
+    return folder
+
+
+def shards_of_torch(folder: Path, held: Tensors) -> Path:
+    folder.mkdir()
+    offsets = {name: {"saved_offsets": [0] * tensor.dim()} for name, tensor in held.items()}
+    metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)}
+    save_file(held, folder / "shard-00001-model-00001-of-00001.safetensors", metadata=metadata)
+    return folder
+
+
+WRITERS: list[Callable[[Path, Tensors], Path]] = [torch_file, safetensors, ranks, store, indexed, of_deepspeed, shards_of_torch]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -88,32 +118,24 @@ class TestATwinOfAPart:
         assert "average-or-part" not in {note.code for note in (*result.checkpoint.notes, *result.outputs[0].notes)}
 
 
-def indexed(folder: Path, held: Tensors) -> Path:
-    folder.mkdir()
-    half = len(held) // 2
-    places = {name: f"pytorch_model-0000{1 + (index >= half)}-of-00002.bin" for index, name in enumerate(held)}
-    for file in set(places.values()):
-        torch.save({name: tensor for name, tensor in held.items() if places[name] == file}, folder / file)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    return folder
-
-
-def of_deepspeed(folder: Path, held: Tensors) -> Path:
-    step = folder / "global_step3"
-    step.mkdir(parents=True)
-    content = {"module": held, "buffer_names": [], "optimizer": None, "ds_version": "0.15", "global_steps": 3, "dp_world_size": 1}
-    torch.save(content, step / "mp_rank_00_model_states.pt")
-    (folder / "latest").write_text("global_step3")
-    return folder
-
-
-@pytest.mark.parametrize("write", [indexed, of_deepspeed])
-def test_an_average_of_the_whole_is_told_where_a_format_does_not_set_it_apart(
-    write: Callable[[Path, Tensors], Path], tmp_path: Path
-) -> None:
-    """As Lightning saves a latent diffusion model with DeepSpeed: in other formats the average is a component of its own."""
+@pytest.mark.parametrize("write", WRITERS)
+def test_an_average_of_the_whole_is_a_component_of_its_own(write: Callable[[Path, Tensors], Path], tmp_path: Path) -> None:
+    """As Lightning saves a latent diffusion model, also with DeepSpeed."""
     held = {name.replace("model_ema.", "model_ema.encoder."): tensor for name, tensor in tensors("model_ema", head=False).items()}
-    result = ckpt_cli.merge(write(tmp_path / "run", held), tmp_path / "out", exclude="model_ema.*")
-    (told,) = (note for note in result.checkpoint.notes if note.code == "average-or-part")
+    run = write(tmp_path / "run", held)
+    result = ckpt_cli.merge(run, tmp_path / "model")
+    assert [info.name for info in result.checkpoint.components] == ["model", "ema"]
+    ckpt_cli.merge(run, tmp_path / "ema", type="ema")
+    for kind, prefix in (("model", ""), ("ema", "model_ema.")):
+        (file,) = (tmp_path / kind).glob("*.safetensors")
+        written = load_file(file)
+        assert {name: value.tolist() for name, value in written.items()} == {
+            name: held[f"{prefix}{name}"].tolist() for name in held if name.startswith("encoder.")
+        }
+        assert ckpt_cli.verify(tmp_path / kind, against=run).exit_code == 0
+
+
+def test_an_average_that_a_format_leaves_with_the_model_is_told() -> None:
+    held = {name: Tensor(name, BY_CODE["F32"], (4, 4), ()) for name in ("encoder.weight", "model_ema.encoder.weight")}
+    (told,) = twin_notes("model", held)
     assert "--exclude 'model_ema.*'" in told.text
-    assert load_file(tmp_path / "out" / "model.safetensors").keys() == {name for name in held if name.startswith("encoder.")}

@@ -20,7 +20,7 @@ def without_twin(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 def twin_notes(name: str, tensors: Mapping[str, Tensor]) -> list[Note]:
     """A warning if a model has what may be an average of a part of it; ``name`` is that of the component.
 
-    Where every tensor has a partner, most formats make the average a component of its own; in the others it is with the model.
+    Where every tensor has a partner, nearly all formats make the average a component of its own; in the others it is with the model.
     """
     split = None if is_average_name(unnumbered(name)[0]) else split_average(tensors)
     if split is None:

@@ -19,7 +19,7 @@ Tree = dict[str, Any]
 
 def unused_in(catalog: Catalog, groups: Iterable[Group], reader: ItemReader) -> Unused:
     """What is in none of the ``groups``: of tensors the metadata tell what they are, of objects what is in them."""
-    held = {id(entry) for group in groups for entry in (*group.tensors.values(), *group.counters.values(), *group.objects.values())}
+    held = {id(entry) for group in groups for entry in _of(group)}
     tree: Tree = {}
     for tensor in (tensor for tensor in catalog.tensors.values() if id(tensor) not in held):
         _put(tree, tensor.path, Described(len(tensor.shape), tensor.dtype.kind == "float"))
@@ -30,6 +30,10 @@ def unused_in(catalog: Catalog, groups: Iterable[Group], reader: ItemReader) -> 
         if (item := reader.parsed(place)) is not None:
             _put(tree, objects[key].path, item.root)
     return _below(tree, DataSearch())
+
+
+def _of(group: Group) -> list[object]:
+    return [*group.tensors.values(), *group.counters.values(), *group.trained.values(), *group.objects.values()]
 
 
 def _place(thing: CatalogObject, reader: ItemReader) -> Stored | None:

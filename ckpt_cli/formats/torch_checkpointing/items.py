@@ -17,6 +17,7 @@ from ckpt_cli.formats.sets.parts import PART, with_parts
 from ckpt_cli.formats.torch_checkpointing.metadata import FORM_OF, ITEM_FILE, METADATA, Item, ItemFile, Saved
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.groups import groups_of
+from ckpt_cli.formats.torch_files.matrices import is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.formats.unused.search import DataSearch, Unused
@@ -127,6 +128,8 @@ def _holds_weights(name: str, match: Match, saved: Saved, files: Files) -> bool:
     except CkptError:
         # What cannot be read is not known to be none.
         return True
+    if is_tensor(file.root):
+        return False  # no state dict: `unused_items` tells what it is
     reader = LocalReader(file, 0)
     try:
         with reading(path):

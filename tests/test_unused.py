@@ -226,3 +226,18 @@ def test_what_ranks_share_is_no_model_without_their_experts(tmp_path: Path) -> N
         ckpt_cli.merge(path, tmp_path / "out")
     torch.save({"model": {**MODEL, "layers.1.mlp.gate_proj.weight": torch.ones(2, 4)}}, path)
     ckpt_cli.merge(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["value_head.bin", "mm_projector.bin", "extra.pt", "model_ema.pth", "prototypes.pt", "m.onnx"])
+def test_verify_names_what_lies_beside_a_plain_folder(name: str, tmp_path: Path) -> None:
+    save_file(MODEL, tmp_path / "model.safetensors")
+    torch.save({"l.weight": torch.ones(3, 4)}, tmp_path / name)
+    (found,) = (item for item in ckpt_cli.verify(tmp_path).findings if item.file == name)
+    assert (found.code, found.severity) == ("other-weights", "info")
+
+
+def test_verify_names_no_state_beside_a_plain_folder(tmp_path: Path) -> None:
+    save_file(MODEL, tmp_path / "model.safetensors")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        torch.save({"state": {0: {"exp_avg": torch.ones(3, 4)}}, "param_groups": []}, tmp_path / name)
+    assert [item.code for item in ckpt_cli.verify(tmp_path).findings if item.code == "other-weights"] == []

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckpt_cli.discover.beside.files import OTHER_FORM, could_be_model
+from ckpt_cli.discover.beside.files import OTHER_FORM, could_be_model, weights_in
 from ckpt_cli.discover.beside.models import other_values, unequal_values
 from ckpt_cli.discover.beside.same_weights import difference, difference_from
 from ckpt_cli.discover.beside.stages import stage_trouble
@@ -30,6 +30,7 @@ from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import files_of
 from ckpt_cli.hub.beside.named import named_by
 from ckpt_cli.names import few, plural
+from ckpt_cli.paths import absolute
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.adapter import check_on_top
 from ckpt_cli.verifying.beside import check_beside, check_changed, check_sizes_beside
@@ -76,7 +77,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     found += [_finding(problem) for problem in scanned.problems if problem.code != "missing-index" or problem.file not in listed]
     stale = {problem.file for problem in scanned.problems if problem.code == "stale-file"}
     sets = sorted(scanned.sets, key=lambda weights: _rank(weights, manifest))
-    of_others = _named_by_others(folder) if len(sets) > 1 else ()
+    of_others = _named_by_others(folder)
     for weights in sets[1:]:
         known = all(path.name in (*(written or ()), *of_others) for path in weights.files)
         if not known and (weights.name != "ema" or manifest is not None):
@@ -95,6 +96,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
     found += check_on_top(folder, model, sets, manifest)
     if sets:
         found += _in_other_formats(folder, sets[0], written or (), files)
+        found += _not_used(folder, sets, [*(written or ()), *of_others, *(item.file for item in found if item.file)], files)
         stage = stage_error(folder, Folders()) or stage_trouble(folder, sets[0].tensors, files, lambda match: format_of(match).is_loaded)
         found += [_finding(part_problem(stage))] if stage is not None else []
     return FolderCheck(folder, manifest, tuple(sets), tuple(found))
@@ -133,6 +135,16 @@ def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], f
             yield finding("other-weights", "the same model again: samples of all tensors are equal", file=path.name)
         else:
             yield finding("other-model", _rival(main, differs), file=path.name)
+
+
+def _not_used(folder: Path, sets: Sequence[WeightSet], known: Collection[str], files: Files) -> Iterator[Finding]:
+    """What is said of weights that are neither in a set, nor another form of the model: a head, a projector, an average."""
+    held = [path for weights in sets for path in weights.files]
+    held += [path for match in recognise(folder) if not format_of(match).is_loaded for path in match.files]
+    used = {absolute(path) for path in (*held, *(folder / name for name in known))}
+    for path in weights_in(folder, used, files):
+        if path.suffix != ".json":
+            yield finding("other-weights", "weights beside the model, and no part of it", file=path.name)
 
 
 def _difference(main: WeightSet, other: WeightSet) -> str | None:

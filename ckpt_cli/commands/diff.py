@@ -21,7 +21,8 @@ from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
-from ckpt_cli.hub.classes.dtypes import SCALES, quantised_names
+from ckpt_cli.hub.classes.computed.codes import SCALES
+from ckpt_cli.hub.classes.dtypes import quantised_names
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes

@@ -101,13 +101,14 @@ def is_read(match: Match) -> bool:
 
 
 def is_searched(name: str) -> bool:
-    if _may_be_of_row(name):
+    if is_of_trainer(name):
         return True
     state = is_state_key(name) or is_state_file(name) or any(has_form(name, (path.split("/")[0],)) for path in (*OPTIMIZERS, *STATES))
     return not (state or LOGS.fullmatch(name))
 
 
-def _may_be_of_row(name: str) -> bool:
+def is_of_trainer(name: str) -> bool:
+    """Whether a folder is called like one in which a trainer puts the weights themselves."""
     return any(has_form(name, (path.split("/")[0],)) for path in WEIGHTS)
 
 
@@ -127,7 +128,7 @@ def kind_of(name: str) -> Kind:
     """
     if is_average_name(name):
         return "average"
-    if _may_be_of_row(name):
+    if is_of_trainer(name):
         return "model"
     if name in (*ROLES, *RUNS) or step_of(Path(name)) is not None or name.startswith("models--"):
         return "apart"

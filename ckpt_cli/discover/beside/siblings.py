@@ -29,6 +29,9 @@ FORMS = re.compile(
 )
 """Folders with the same weights in forms for other programs."""
 
+OF_MODULES = re.compile(r"(experts?|layers?|blocks?)[-_.]?[0-9]+", re.ASCII | re.IGNORECASE)
+"""Folders of single modules of a model, where others with a number are of ranks."""
+
 NUMBER = re.compile(r"[-_.]?[0-9]{1,6}\Z", re.ASCII)
 
 
@@ -157,7 +160,7 @@ def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[P
     if any(folder == entry.path or folder.is_relative_to(entry.path) for folder in (root, *taken)):
         return False
     if entry.path.is_relative_to(root):
-        return bool(entry.matches) and entry.kind != "part"
+        return bool(entry.matches) and (entry.kind != "part" or OF_MODULES.fullmatch(entry.path.name) is not None)
     return not any(entry.path.is_relative_to(folder) for folder in taken) and FORMS.fullmatch(entry.path.name) is None
 
 

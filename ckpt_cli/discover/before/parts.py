@@ -1,0 +1,50 @@
+"""Folders with weights that the step before, or the one after, has and a step lost: an encoder, a tower, the other half of a pair."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from ckpt_cli.discover.before.steps import steps_around
+from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_of_trainer, is_searched, kind_of
+from ckpt_cli.discover.components import NUMBER
+from ckpt_cli.discover.found import Found
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.hub.assets import HUB_FOLDER
+from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+
+PARTS = frozenset({"model", "companion", "adapter"})
+"""What a folder that belongs to a model may be by its name, as `kind_of` says; copies, averages and roles have rules of their own."""
+
+
+def lost_part_notes(found: Found) -> list[Note]:
+    """A warning about parts that another step of the run has, unless a part was passed itself. Folders of the main weights are no parts."""
+    if found.given not in (None, found.path):
+        return []
+    there = Folders()
+    with contextlib.suppress(CkptError):  # another step is only looked at for a warning
+        own = {_unnumbered(path) for home in (found, *found.more) for path in _parts_in(home.path, there)}
+        for step in steps_around(found):
+            if lost := [path.name for path in _parts_in(step, there) if _unnumbered(path) not in own]:
+                text = f"{found.path.name} has no weights in {few([f'{name}/' for name in lost])}, which {step.name} has there"
+                return [Note("warning", "fewer-components", f"{text}: what was saved with the model may be lost")]
+    return []
+
+
+def _parts_in(step: Path, there: Folders) -> list[Path]:
+    """The folders of a step that hold weights, in themselves or below."""
+    named = there.folders(
+        step, lambda name: is_searched(name) and kind_of(name) in PARTS and not (is_of_trainer(name) or name == HUB_FOLDER)
+    )
+    return [path for path in named if _holds_weights(path, there)]
+
+
+def _holds_weights(folder: Path, there: Folders) -> bool:
+    return bool(files_with_weights(folder, there) or there.is_file(folder / ADAPTER_CONFIG) or held_below(folder, there))
+
+
+def _unnumbered(path: Path) -> str:
+    return NUMBER.sub("N", path.name)

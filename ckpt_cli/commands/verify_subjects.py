@@ -142,7 +142,7 @@ def find_subjects(
 
 
 def _lost_by_step(found: Found) -> list[Note]:
-    """Warnings about what another step of the run has, and a folder that is a step lacks: files beside the weights, and parts with weights."""
+    """Warnings about files beside the weights and parts with weights that another step has, and a folder that is a step lacks."""
     if found.step is None or not found.places:
         return []
     with contextlib.suppress(CkptError):  # what cannot be read is found by other checks

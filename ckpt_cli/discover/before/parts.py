@@ -36,9 +36,8 @@ def lost_part_notes(found: Found) -> list[Note]:
 
 def _parts_in(step: Path, there: Folders) -> list[Path]:
     """The folders of a step that hold weights, in themselves or below."""
-    named = there.folders(
-        step, lambda name: is_searched(name) and kind_of(name) in PARTS and not (is_of_trainer(name) or name == HUB_FOLDER)
-    )
+    taken = (name for name in (path.name for path in there.folders(step, is_searched)) if kind_of(name) in PARTS)
+    named = [step / name for name in taken if name != HUB_FOLDER and not is_of_trainer(name)]
     return [path for path in named if _holds_weights(path, there)]
 
 

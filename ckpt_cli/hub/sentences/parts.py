@@ -115,7 +115,7 @@ def _class(kind: object) -> str:
 
 
 def _holds_weights(folder: Path, apart: Collection[str] = ()) -> bool:
-    """Whether there are weights of any form in a folder, or in one that a library has for them there (``onnx/``); none that is ``apart``."""
+    """Whether there are weights of any form in a folder, or in one that a library has for them there (``onnx/``); not ``apart``."""
     there = Folders()
     with contextlib.suppress(CkptError):
         return any(there.files(each, has_weight_suffix) for each in (folder, *there.folders(folder, lambda name: name not in apart)))

@@ -11,7 +11,7 @@ import torch
 import ckpt_cli
 from ckpt_cli.errors import Unsupported
 from tests.tensors import Tensors, differences, load
-from tests.tiny import folder, unknown
+from tests.tiny import adapter, factors, folder, unknown, weights
 
 ROWS, COLUMNS = 8, 16
 
@@ -84,6 +84,20 @@ def test_codes_that_are_floats_are_not_averaged(tmp_path: Path, kind: str) -> No
     paths = [saved(tmp_path / str(seed), coded(seed, made(seed))) for seed in (1, 2)]
     with pytest.raises(Unsupported, match="quantised weights are not averaged"):
         ckpt_cli.average(paths, tmp_path / "out")
+
+
+@pytest.mark.parametrize("are_codes", [True, False])
+def test_adapters_are_not_fused_into_codes_that_are_floats(tmp_path: Path, are_codes: bool) -> None:
+    values = {name: tensor.mul(500).round().clamp(-100, 100) if are_codes else tensor for name, tensor in weights().items()}
+    held = {name: values[name] if name.endswith("q_proj.weight") else tensor for name, tensor in weights().items()}
+    held |= {f"{name}_scale": scale(1, 1) for name in held if name.endswith("q_proj.weight")}
+    base = folder(tmp_path / "base", held)
+    tuned = adapter(tmp_path / "adapter", factors(), base)
+    if are_codes:
+        with pytest.raises(Unsupported, match="the base weight is codes that are called F32"):
+            ckpt_cli.merge(tuned, tmp_path / "out", base=base)
+    else:
+        ckpt_cli.merge(tuned, tmp_path / "out", base=base)
 
 
 def test_trained_weights_with_a_scale_are_averaged(tmp_path: Path) -> None:

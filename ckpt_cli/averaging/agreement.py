@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli import shell
 from ckpt_cli.averaging.buffers import buffer_notes, refuse_other_masks
-from ckpt_cli.averaging.coded_floats import coded_floats
 from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
+from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
 from ckpt_cli.hub.classes.dtypes import quantised_names
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination

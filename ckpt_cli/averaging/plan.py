@@ -193,6 +193,7 @@ def _job(
     notes += [*turned, *(note for source in sources for note in source.selection.notes)]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
+    notes += _older_files_notes(sources, assets)
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
     notes += _unrelated_notes(used, agreed, mixed) if method != "posthoc-ema" else []
     notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
@@ -249,6 +250,20 @@ def _told(sources: Sequence[Averaged], mixed: Formula) -> tuple[AverageSource, .
         )
         for source, weight in zip(sources, mixed.weights, strict=True)
     )
+
+
+def _older_files_notes(sources: Sequence[Averaged], assets: Assets) -> list[Note]:
+    """What is said where the newest checkpoint has no config.json, so that all files beside the weights are those of an older one.
+
+    A warning if another step shows that it was lost, or if files that the newest one has are passed over.
+    """
+    newest = sources[-1].opened.assets
+    older = next((source.label for source in sources[:-1] if source.opened.assets is assets), None)
+    if older is None or CONFIG in newest.files or CONFIG not in assets.files:
+        return []
+    passed = f", and its {few(sorted(newest.files), 4)} {'is' if len(newest.files) == 1 else 'are'} not used" if newest.files else ""
+    text = f"{sources[-1].label} has no {CONFIG}: the files beside the weights are those of {older}{passed}"
+    return [Note("warning" if passed or CONFIG in newest.lost.files else "info", "fewer-files", text)]
 
 
 def _made_assets(components: Sequence[OpenedComponent]) -> Assets:

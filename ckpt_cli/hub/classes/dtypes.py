@@ -97,6 +97,13 @@ def is_packed(name: str, tensors: Mapping[str, Tensor], rows: int, columns: int)
     return f"{name}.absmax" in tensors or holds_codes(tensors[name], rows, columns)
 
 
+def what_codes(name: str, tensors: Mapping[str, Tensor], rows: int, columns: int, coded: Collection[str]) -> str | None:
+    """What a weight of these sides is, if it is codes that are called floats: packed ones, or one of those that are ``coded`` by values."""
+    if is_packed(name, tensors, rows, columns):
+        return "packed codes of 4 bits"
+    return f"codes that are called {tensors[name].dtype}, with a scale beside them" if name in coded else None
+
+
 def holds_codes(tensor: Tensor, rows: int, columns: int) -> bool:
     """Whether a tensor has the shape in which bitsandbytes packs a matrix: one column, with half a byte for each element."""
     return len(tensor.shape) == 2 and tensor.shape[1] == 1 and 0 < rows * columns == 2 * tensor.nbytes

@@ -85,3 +85,15 @@ def test_experts_in_folders_are_told(tmp_path: Path) -> None:
     folder(step / "rank_0", {"queue": torch.ones(4, 4)}, {})
     said = warnings(ckpt_cli.merge(step, tmp_path / "out"))["other-folders"]
     assert said.startswith("experts/expert_0/, experts/expert_1/ hold weights too")
+
+
+@pytest.mark.parametrize("other", ["passage", "query", "pytorch_model_fsdp_0", ""])
+def test_an_average_of_halves_of_a_pair_is_told(tmp_path: Path, other: str) -> None:
+    """Each is alone in its step, and so taken for the model."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    folder(first / "query", tensors(1), classless())
+    folder(second / other, tensors(2), classless())
+    notes = ckpt_cli.average([first, second], tmp_path / "out").outputs[0].notes
+    said = [note.text for note in notes if note.code == "mixed-components"]
+    assert len(said) == (other == "passage")
+    assert not said or said[0].startswith("query/, passage/: weights from folders of different names")

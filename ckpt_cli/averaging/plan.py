@@ -19,6 +19,7 @@ from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.opened import Base
+from ckpt_cli.discover.before.parts import part_of_step, unnumbered_name
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
@@ -307,6 +308,11 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
     names = list(dict.fromkeys(component.name for component in components))
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
+    parts = list(filter(None, map(part_of_step, [opened.found for opened in snapshots.opened], [each.place for each in components])))
+    of_one_run = len({opened.found.path.parent for opened in snapshots.opened}) == 1
+    if of_one_run and len(set(map(unnumbered_name, parts))) > 1:
+        text = f"{few(list(dict.fromkeys(parts)), 4)}: weights from folders of different names are averaged, as if they were one model"
+        notes.append(Note("warning", "mixed-components", text))
     plain = [name for name in names if not is_average_name(name)]
     if method == "posthoc-ema" and plain:
         ema = "pass --type ema, or " if all(called_ema(opened.found) is not None for opened in snapshots.opened) else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from ckpt_cli.discover.before.steps import steps_around
 from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_of_trainer, is_searched, kind_of
 from ckpt_cli.discover.components import NUMBER
-from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.hub.assets import HUB_FOLDER
@@ -26,24 +26,34 @@ def lost_part_notes(found: Found) -> list[Note]:
         return []
     there = Folders()
     with contextlib.suppress(CkptError):  # another step is only looked at for a warning
-        own = {_unnumbered(path) for home in (found, *found.more) for path in _parts_in(home.path, there)}
+        own = {unnumbered_name(path.name) for home in (found, *found.more) for path in _parts_in(home.path, there)}
         for step in steps_around(found):
-            if lost := [path.name for path in _parts_in(step, there) if _unnumbered(path) not in own]:
+            if lost := [path.name for path in _parts_in(step, there) if unnumbered_name(path.name) not in own]:
                 text = f"{found.path.name} has no weights in {few([f'{name}/' for name in lost])}, which {step.name} has there"
                 return [Note("warning", "fewer-components", f"{text}: what was saved with the model may be lost")]
     return []
 
 
+def part_of_step(found: Found, place: Place) -> str | None:
+    """The folder of a checkpoint that a component is read from, if that is a part of something by its name, and none of a trainer's."""
+    root = place.match.root
+    name = root.relative_to(found.path).parts[0] if root != found.path and root.is_relative_to(found.path) else None
+    return f"{name}/" if name is not None and _may_be_part(name) else None
+
+
+def _may_be_part(name: str) -> bool:
+    return kind_of(name) in PARTS and name != HUB_FOLDER and not is_of_trainer(name)
+
+
+def unnumbered_name(name: str) -> str:
+    """A name without the numbers in it, in which those of two steps differ."""
+    return NUMBER.sub("N", name)
+
+
 def _parts_in(step: Path, there: Folders) -> list[Path]:
     """The folders of a step that hold weights, in themselves or below."""
-    taken = (name for name in (path.name for path in there.folders(step, is_searched)) if kind_of(name) in PARTS)
-    named = [step / name for name in taken if name != HUB_FOLDER and not is_of_trainer(name)]
-    return [path for path in named if _holds_weights(path, there)]
+    return [path for path in there.folders(step, is_searched) if _may_be_part(path.name) and _holds_weights(path, there)]
 
 
 def _holds_weights(folder: Path, there: Folders) -> bool:
     return bool(files_with_weights(folder, there) or there.is_file(folder / ADAPTER_CONFIG) or held_below(folder, there))
-
-
-def _unnumbered(path: Path) -> str:
-    return NUMBER.sub("N", path.name)

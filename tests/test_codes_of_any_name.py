@@ -125,3 +125,21 @@ def test_tables_of_other_settings_are_told(tmp_path: Path, factor: float, told: 
     table = torch.rand(4) + 0.1
     said = averaged(tmp_path, {"rotary_emb.inv_freq": table}, {"rotary_emb.inv_freq": table * factor})
     assert ("tables-differ" in said) is told
+
+
+@pytest.mark.parametrize(("values", "refused"), [((0.0, 1.0, 1.0), True), ((0.2, 1.0, 0.7), False), ((1.0, 1.0, 0.0), False)])
+def test_masks_of_floats_that_differ_are_not_averaged(tmp_path: Path, values: tuple[float, ...], refused: bool) -> None:
+    """Zeros and ones, in whatever module of the user's own; a mask that is learned lies between."""
+    held = [{"own.mask": torch.tensor([1.0, 1.0, 0.0])}, {"own.mask": torch.tensor(values)}]
+    if refused:
+        with pytest.raises(Unsupported, match="a mask of zeros and ones"):
+            averaged(tmp_path, *held)
+    else:
+        averaged(tmp_path, *held)
+
+
+@pytest.mark.parametrize("codes", [True, False])
+def test_distances_between_codes_that_are_floats_are_told(tmp_path: Path, codes: bool) -> None:
+    values = integers(1, torch.float32) if codes else torch.randn(ROWS, COLUMNS)
+    paths = [saved(tmp_path / str(seed), coded(seed, values * seed)) for seed in (1, 2)]
+    assert ("codes-compared" in {note.code for note in ckpt_cli.diff(*paths).notes}) is codes

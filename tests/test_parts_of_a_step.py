@@ -65,6 +65,12 @@ def test_parts_with_numbers_in_their_names_are_those_of_other_steps(tmp_path: Pa
     assert "fewer-components" not in warnings(ckpt_cli.merge(step, tmp_path / "out"))
 
 
+def test_one_of_two_parts_that_differ_in_a_number_is_told(tmp_path: Path) -> None:
+    _, step = steps(tmp_path / "run", "", "transformer_1", "transformer_2")
+    shutil.rmtree(step / "transformer_1")
+    assert "no weights in transformer_1/," in warnings(ckpt_cli.merge(step, tmp_path / "out"))["fewer-components"]
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 @pytest.mark.parametrize("seed", [1, 2], ids=["same", "other"])
 def test_a_variant_lies_beside_the_weights_of_a_part(tmp_path: Path, suffix: str, seed: int) -> None:

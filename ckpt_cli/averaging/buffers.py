@@ -19,11 +19,14 @@ from ckpt_cli.tensors.reading import elements
 RANGES = re.compile(r"_?amax|(min|max)_val|(running|act|activation|input|output)_(min|max|amax|absmax)")
 """Last parts of names of the ranges that observers and quantisers found (torch.ao, ModelOpt)."""
 
+MASK = re.compile(r"(.*_)?mask")
+EQUAL_MASKS = "equal masks in all checkpoints"
+
 TABLES = re.compile(r"((.+_)?inv_freq|(cos|sin)_cached|(.+_)?alphas_cumprod(_.+)?)")
 """Last parts of names of tables that follow from settings: of rotary embeddings, of schedules of noise."""
 
 COMPARED = 1 << 16
-"""Elements of a table that are compared: it may have a row for each position."""
+"""Elements of a table or a mask that are looked at: it may have a row for each position."""
 
 NEARLY = 1e-3
 """By so much of their size tables may differ that two processors computed from the same settings."""
@@ -37,9 +40,17 @@ def refuse_other_masks(combinations: Mapping[str, Combination]) -> None:
                 raise Unsupported(
                     f"{name} is computed with it whenever it is used, and the checkpoints have other masks",
                     tensor=mask,
-                    expected="equal masks in all checkpoints",
+                    expected=EQUAL_MASKS,
                     hint=f"average checkpoints of one mask, or make one tensor of each weight with {of.remove} before they are saved",
                 )
+    for name, combination in combinations.items():
+        if MASK.fullmatch(name.rpartition(".")[2]) and _is_binary(combination) and _differ(combination):
+            raise Unsupported(
+                "it is a mask of zeros and ones, and the checkpoints have other masks",
+                tensor=name,
+                expected=EQUAL_MASKS,
+                hint="average checkpoints of one mask, or leave it out with --exclude",
+            )
 
 
 def buffer_notes(combinations: Mapping[str, Combination]) -> list[Note]:
@@ -90,6 +101,15 @@ def _tables_notes(combinations: Mapping[str, Combination]) -> list[Note]:
         return []
     text = f"{few(grouped(mixed), 4)}: the checkpoints computed this from other settings, and the mean belongs to none of them"
     return [Note("warning", "tables-differ", f"{text}; average checkpoints of one setting, or leave it out with --exclude")]
+
+
+def _is_binary(combination: Combination) -> bool:
+    """Whether all of a sample of the values are zeros and ones, both of them: those of a mask that is learned lie between."""
+    import numpy
+
+    values = {tuple(numpy.unique(elements(replace(tensor, alias_of=None), 0, min(COMPARED, tensor.numel)).astype(numpy.float32)))
+              for tensor in combination.tensors}  # fmt: skip
+    return values == {(0.0, 1.0)}
 
 
 def _apart(combination: Combination) -> bool:

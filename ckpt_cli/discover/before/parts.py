@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.before.steps import steps_around
@@ -26,9 +28,9 @@ def lost_part_notes(found: Found) -> list[Note]:
         return []
     there = Folders()
     with contextlib.suppress(CkptError):  # another step is only looked at for a warning
-        own = {unnumbered_name(path.name) for home in (found, *found.more) for path in _parts_in(home.path, there)}
+        own = {path.name for home in (found, *found.more) for path in _parts_in(home.path, there)}
         for step in steps_around(found):
-            if lost := [path.name for path in _parts_in(step, there) if unnumbered_name(path.name) not in own]:
+            if lost := _without_counterpart([path.name for path in _parts_in(step, there)], own):
                 text = f"{found.path.name} has no weights in {few([f'{name}/' for name in lost])}, which {step.name} has there"
                 return [Note("warning", "fewer-components", f"{text}: what was saved with the model may be lost")]
     return []
@@ -39,6 +41,16 @@ def part_of_step(found: Found, place: Place) -> str | None:
     root = place.match.root
     name = root.relative_to(found.path).parts[0] if root != found.path and root.is_relative_to(found.path) else None
     return f"{name}/" if name is not None and _may_be_part(name) else None
+
+
+def _without_counterpart(names: Sequence[str], own: Collection[str]) -> list[str]:
+    """The names that are not among a step's ``own``; one with another number, as of another step, stands for one that is not there."""
+    others = Counter(unnumbered_name(name) for name in own if name not in names)
+    lost = []
+    for name in (name for name in names if name not in own):
+        others[unnumbered_name(name)] -= 1
+        lost += [name] if others[unnumbered_name(name)] < 0 else []
+    return lost
 
 
 def _may_be_part(name: str) -> bool:

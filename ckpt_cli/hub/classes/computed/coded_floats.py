@@ -35,7 +35,7 @@ def _holds_codes(tensor: Tensor) -> bool:
     import ml_dtypes
     import numpy
 
-    if tensor.dtype.kind != "float":
+    if tensor.dtype.kind != "float" or any(piece.source.forward_only for piece in tensor.pieces):
         return False
     count = min(SAMPLE, tensor.numel)
     values = elements(tensor, (tensor.numel - count) // 2, count).astype(numpy.float32)

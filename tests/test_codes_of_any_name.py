@@ -60,6 +60,13 @@ class TestScalesOfAnyNameAndPlace:
         assert differences(load(tmp_path / "out"), load(source)) == []
 
 
+@pytest.mark.parametrize("kind", ["marlin", "quip", "trellis"])
+def test_declared_ones_have_their_scales(tmp_path: Path, kind: str) -> None:
+    source = folder(tmp_path / "source", KINDS[kind](1), unknown(quantization_config={"quant_method": "gptq", "bits": 4}))
+    assert not {note.code for note in ckpt_cli.merge(source, tmp_path / "out").outputs[0].notes} & {"no-scales", "odd-dtype"}
+    assert "no-scales" not in {item.code for item in ckpt_cli.verify(source).findings}
+
+
 def test_tables_beside_floats_are_no_codes(tmp_path: Path) -> None:
     """SwinV2 has a table of positions beside a learned scale, body models have faces beside vertices."""
     table = {"attn.relative_position_index": torch.arange(16).reshape(4, 4), "attn.logit_scale": scale(1, 4, 1, 1)}

@@ -11,7 +11,7 @@ import torch
 import ckpt_cli
 from ckpt_cli.errors import Unsupported
 from tests.tensors import Tensors, differences, load
-from tests.tiny import adapter, factors, folder, unknown, weights
+from tests.tiny import adapter, classless, factors, folder, weights
 
 ROWS, COLUMNS = 8, 16
 
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[int], Tensors]] = {
 
 
 def saved(path: Path, tensors: Tensors) -> Path:
-    return folder(path, {"norm.weight": scale(0, 4), **tensors}, unknown())
+    return folder(path, {"norm.weight": scale(0, 4), **tensors}, classless())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +62,7 @@ class TestScalesOfAnyNameAndPlace:
 
 @pytest.mark.parametrize("kind", ["marlin", "quip", "trellis"])
 def test_declared_ones_have_their_scales(tmp_path: Path, kind: str) -> None:
-    source = folder(tmp_path / "source", KINDS[kind](1), unknown(quantization_config={"quant_method": "gptq", "bits": 4}))
+    source = folder(tmp_path / "source", KINDS[kind](1), classless(quantization_config={"quant_method": "gptq", "bits": 4}))
     assert not {note.code for note in ckpt_cli.merge(source, tmp_path / "out").outputs[0].notes} & {"no-scales", "odd-dtype"}
     assert "no-scales" not in {item.code for item in ckpt_cli.verify(source).findings}
 
@@ -98,7 +98,7 @@ def test_adapters_are_not_fused_into_codes_that_are_floats(tmp_path: Path, are_c
     values = {name: tensor.mul(500).round().clamp(-100, 100) if are_codes else tensor for name, tensor in weights().items()}
     held = {name: values[name] if name.endswith("q_proj.weight") else tensor for name, tensor in weights().items()}
     held |= {f"{name}_scale": scale(1, 1) for name in held if name.endswith("q_proj.weight")}
-    base = folder(tmp_path / "base", held)
+    base = folder(tmp_path / "base", held, classless())
     tuned = adapter(tmp_path / "adapter", factors(), base)
     if are_codes:
         with pytest.raises(Unsupported, match="the base weight is codes that are called F32"):

@@ -53,6 +53,22 @@ def found(folder: Path) -> list[tuple[str, str]]:
     return [(item.code, item.message) for item in ckpt_cli.verify(folder).findings if item.code in named]
 
 
+def test_a_model_around_its_parts_that_lost_its_weights_is_told(tmp_path: Path) -> None:
+    """The only weights are those of a layer that follows the model, which nothing but their folder tells."""
+    run = tmp_path / "run"
+    run.mkdir()
+    modules(run, **{"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"})
+    put(run / "1_Pooling" / "config.json", {})
+    weights(run / "2_Dense")
+    (text,) = told(ckpt_cli.merge(run, tmp_path / "out"))
+    assert f"the model that belongs in {run} itself has no weights there" in text
+    assert found(run) == [("lacks-part", "the model that it names in its own folder has no weights there")]
+    weights(run)
+    (text,) = told(ckpt_cli.merge(run, tmp_path / "out", overwrite=True))
+    assert "itself" not in text
+    assert found(run) == []
+
+
 @pytest.mark.parametrize("kind", ["Dense", "LayerNorm", "WordEmbeddings"])
 def test_a_part_that_lost_its_weights_is_told(kind: str, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -9,6 +9,7 @@ from ckpt_cli import shell
 from ckpt_cli.averaging.buffers import buffer_notes, refuse_other_masks
 from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
+from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
 from ckpt_cli.hub.classes.dtypes import quantised_names
 from ckpt_cli.names import few, plural, printable
 from ckpt_cli.output.plan import Combination
@@ -66,7 +67,7 @@ def agree(
         )
     if not common:
         raise DifferentTensors("the checkpoints have no tensor in common", expected="checkpoints of one model")
-    fixed = quantised_names(held[-1], quantised)
+    fixed = quantised_names(held[-1], quantised) | coded_floats(held[-1])
     combinations: dict[str, Combination] = {}
     newest: list[str] = []
     kept = {index for index, weight in enumerate(formula.weights) if weight}

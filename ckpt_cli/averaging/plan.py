@@ -19,6 +19,7 @@ from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.opened import Base
+from ckpt_cli.discover.before.parts import part_of_step, unnumbered_name
 from ckpt_cli.discover.components import called_ema
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
@@ -193,6 +194,7 @@ def _job(
     notes += [*turned, *(note for source in sources for note in source.selection.notes)]
     notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
+    notes += _older_files_notes(sources, assets)
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
     notes += _unrelated_notes(used, agreed, mixed) if method != "posthoc-ema" else []
     notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
@@ -251,6 +253,20 @@ def _told(sources: Sequence[Averaged], mixed: Formula) -> tuple[AverageSource, .
     )
 
 
+def _older_files_notes(sources: Sequence[Averaged], assets: Assets) -> list[Note]:
+    """What is said where the newest checkpoint has no config.json, so that all files beside the weights are those of an older one.
+
+    A warning if another step shows that it was lost, or if files that the newest one has are passed over.
+    """
+    newest = sources[-1].opened.assets
+    older = next((source.label for source in sources[:-1] if source.opened.assets is assets), None)
+    if older is None or CONFIG in newest.files or CONFIG not in assets.files:
+        return []
+    passed = f", and its {few(sorted(newest.files), 4)} {'is' if len(newest.files) == 1 else 'are'} not used" if newest.files else ""
+    text = f"{sources[-1].label} has no {CONFIG}: the files beside the weights are those of {older}{passed}"
+    return [Note("warning" if passed or CONFIG in newest.lost.files else "info", "fewer-files", text)]
+
+
 def _made_assets(components: Sequence[OpenedComponent]) -> Assets:
     """The newest assets; of configs that arguments describe the one with the fewest tokens, as the others count rows that pad these."""
     made = [component.assets for component in components if component.assets.made]
@@ -292,6 +308,11 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
     names = list(dict.fromkeys(component.name for component in components))
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
+    parts = list(filter(None, map(part_of_step, [opened.found for opened in snapshots.opened], [each.place for each in components])))
+    of_one_run = len({opened.found.path.parent for opened in snapshots.opened}) == 1
+    if of_one_run and len(set(map(unnumbered_name, parts))) > 1:
+        text = f"{few(list(dict.fromkeys(parts)), 4)}: weights from folders of different names are averaged, as if they were one model"
+        notes.append(Note("warning", "mixed-components", text))
     plain = [name for name in names if not is_average_name(name)]
     if method == "posthoc-ema" and plain:
         ema = "pass --type ema, or " if all(called_ema(opened.found) is not None for opened in snapshots.opened) else ""

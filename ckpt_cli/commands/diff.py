@@ -21,7 +21,9 @@ from ckpt_cli.discover.steps import with_step
 from ckpt_cli.errors import CkptError, DifferentTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, options_of, parse_list, path_of, paths_of, progress_of, text_of
-from ckpt_cli.hub.classes.dtypes import SCALES, quantised_names
+from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
+from ckpt_cli.hub.classes.computed.codes import SCALES
+from ckpt_cli.hub.classes.dtypes import quantised_names
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.settings import different_settings, settings_notes
@@ -320,7 +322,7 @@ def _scale_notes(rescaled: Mapping[str, tuple[float, float]]) -> list[Note]:
 
 def _codes_notes(tensors: Mapping[str, Tensor], comparison: BaseComparison) -> list[Note]:
     """A warning about distances between codes whose scales differ too: they are not those of the weights."""
-    fixed = quantised_names(tensors, quantised=False)
+    fixed = quantised_names(tensors, quantised=False) | coded_floats(tensors)
     drifts = [drift for drift in comparison.drifts if drift.name in fixed and drift.kind == "floating"]
     is_scale = {drift.name: SCALES.fullmatch(drift.name.rpartition(".")[2]) is not None for drift in drifts}
     codes = [name for name, is_one in is_scale.items() if not is_one]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
@@ -141,12 +142,13 @@ def find_subjects(
 
 
 def _lost_by_step(found: Found) -> list[Note]:
-    """A warning about files beside the weights that another step of the run has, and a folder that is a step lacks."""
+    """Warnings about files beside the weights and parts with weights that another step has, and a folder that is a step lacks."""
     if found.step is None or not found.places:
         return []
     with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
         homes = tuple(asset_homes(found, found.places[0]))
-        return lost_notes(assets_of_step(found, homes, None, doubtful_homes(found, found.places[0])), THE_STEP)
+        of_files = lost_notes(assets_of_step(found, homes, None, doubtful_homes(found, found.places[0])), THE_STEP)
+        return [*of_files, *lost_part_notes(found)]
     return []
 
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.configs import config_notes, with_config
@@ -153,7 +154,7 @@ def open_checkpoint(
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += [*also_notes(target, [(found, [one.name for one in components])]), *several_notes(target, found, type)]
-        notes += renamed_notes(found, [opened.component for opened in components])
+        notes += [*renamed_notes(found, [opened.component for opened in components]), *lost_part_notes(found)]
         if step is None and target.run is not None:
             notes += [*newest_notes(target, found, is_whole), *inner_run_notes(target, found, files)]
         else:

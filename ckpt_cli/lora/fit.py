@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
-from ckpt_cli.hub.classes.dtypes import is_packed
+from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
+from ckpt_cli.hub.classes.dtypes import is_packed, what_codes
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
@@ -23,6 +24,7 @@ from ckpt_cli.tensors.tensor import Tensor
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
 
+EXPORT = "pass --lora export, and fuse it with PEFT"
 NUMBERS = re.compile(r"(?<=\.)[0-9]+(?=\.)")
 UNEMBEDDING = re.compile(r"unembed|head|output", re.IGNORECASE)
 """In names that programs other than transformers give an output head."""
@@ -69,12 +71,13 @@ def fuse_adapters(
     places = {adapter.path: _adapted_name(adapter, tensors) for adapter in state.adapters}
     if turned is None:
         turned = turned_modules({adapter.path: (adapter, tensors[places[adapter.path]]) for adapter in state.adapters}, facts)
+    coded = coded_floats(tensors)
     for adapter in state.adapters:
         name = places[adapter.path]
         weight = tensors[name]
-        if is_packed(name, tensors, adapter.b.shape[0], math.prod(adapter.a.shape[1:])):
-            what = "the base weight is packed codes of 4 bits: LoRA cannot be fused into it"
-            raise Unsupported(what, tensor=weight.name, hint="pass --lora export, and fuse it with PEFT")
+        what = what_codes(name, tensors, adapter.b.shape[0], math.prod(adapter.a.shape[1:]), coded)
+        if what is not None:
+            raise Unsupported(f"the base weight is {what}: LoRA cannot be fused into it", tensor=weight.name, hint=EXPORT)
         update = _update(adapter, name, weight, facts, is_turned=adapter.path in turned)
         transposed.add(update.layout.startswith("in x out"))
         ranks[adapter.path] = rank_of(adapter, update.groups)
@@ -282,7 +285,7 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts, *,
     for tensor in (weight, *parts):
         if tensor.dtype.kind != "float":
             what = f"{tensor.dtype} weights are quantised: LoRA cannot be fused into them"
-            raise Unsupported(what, tensor=tensor.name, hint="pass --lora export, and fuse it with PEFT")
+            raise Unsupported(what, tensor=tensor.name, hint=EXPORT)
     if name != f"{adapter.module}.weight":
         return _experts_update(adapter, name, weight, facts)
     rank = rank_of(adapter)

@@ -28,7 +28,7 @@ from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.custom_code import lacking_names, missing_code
-from ckpt_cli.hub.sentences.parts import parts_gone, parts_of, parts_without_weights, routers_without_file
+from ckpt_cli.hub.sentences.parts import lost_own_weights, parts_gone, parts_of, parts_without_weights, routers_without_file
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
 from ckpt_cli.names import few, printable
 from ckpt_cli.results.verify import Finding
@@ -124,6 +124,8 @@ def _without_parts(folder: Path) -> Iterator[Finding]:
     modules, shown = folder / MODULES, MODULES
     if not is_file(modules) and folder.name in parts_of(folder.parent / MODULES):
         folder, modules, shown = folder.parent, folder.parent / MODULES, f"../{MODULES}"
+        if lost_own_weights(modules):
+            yield finding("lacks-part", "the model that it names in its own folder has no weights there", file=shown)
     if not is_file(modules):
         return
     if lost := routers_without_file(modules):

@@ -102,7 +102,7 @@ def is_read(match: Match) -> bool:
 
 
 def is_searched(name: str) -> bool:
-    if _may_be_of_row(name):
+    if is_of_trainer(name):
         return True
     if name == UNIVERSAL:
         return False  # a folder for each parameter
@@ -110,7 +110,8 @@ def is_searched(name: str) -> bool:
     return not (state or LOGS.fullmatch(name))
 
 
-def _may_be_of_row(name: str) -> bool:
+def is_of_trainer(name: str) -> bool:
+    """Whether a folder is called like one in which a trainer puts the weights themselves."""
     return any(has_form(name, (path.split("/")[0],)) for path in WEIGHTS)
 
 
@@ -130,7 +131,7 @@ def kind_of(name: str) -> Kind:
     """
     if is_average_name(name):
         return "average"
-    if _may_be_of_row(name):
+    if is_of_trainer(name):
         return "model"
     if name in (*ROLES, *RUNS) or step_of(Path(name)) is not None or name.startswith("models--"):
         return "apart"

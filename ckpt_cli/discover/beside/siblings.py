@@ -31,6 +31,9 @@ FORMS = re.compile(
 )
 """Folders with the same weights in forms for other programs."""
 
+OF_MODULES = re.compile(r"(experts?|layers?|blocks?)[-_.]?[0-9]+", re.ASCII | re.IGNORECASE)
+"""Folders of single modules of a model, where others with a number are of ranks."""
+
 NUMBER = re.compile(r"[-_.]?[0-9]{1,6}\Z", re.ASCII)
 
 
@@ -162,8 +165,10 @@ def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[P
     if any(folder == entry.path or folder.is_relative_to(entry.path) for folder in (root, *taken)):
         return False
     if entry.path.is_relative_to(root):
-        if entry.kind == "part" or entry.matches:
-            return entry.kind != "part"
+        if entry.kind == "part":
+            return bool(entry.matches) and OF_MODULES.fullmatch(entry.path.name) is not None
+        if entry.matches:
+            return True
         return FORMS.fullmatch(entry.path.name) is None and bool(weights_in(entry.path, set(map(absolute, read)), files))
     return not any(entry.path.is_relative_to(folder) for folder in taken) and FORMS.fullmatch(entry.path.name) is None
 

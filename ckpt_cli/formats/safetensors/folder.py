@@ -17,6 +17,7 @@ from ckpt_cli.formats.safetensors.names import (
     EMA,
     INDEX,
     INDEX_SUFFIX,
+    OF_DIFFUSERS,
     OPTIMIZER,
     SINGLE,
     SUFFIX,
@@ -63,10 +64,11 @@ class HubFolder(Format):
         matches = [Match(FORMAT, "ema", path, (path / EMA,), EMA)] if there.is_file(path / EMA) else []
         more = next_models(path, SUFFIX, there)
         matches += [Match(FORMAT, numbered("model", number), path, (file,), file.name, number=number) for number, file in more.items()]
-        if path / INDEX in indexes:
-            return [_indexed(path / INDEX), *matches]
-        if there.is_file(path / SINGLE):
-            return [Match(FORMAT, "model", path, (path / SINGLE,), SINGLE), *matches]
+        for index, single in ((INDEX, SINGLE), (OF_DIFFUSERS + INDEX_SUFFIX, OF_DIFFUSERS + SUFFIX)):
+            if path / index in indexes:
+                return [_indexed(path / index), *matches]
+            if there.is_file(path / single):
+                return [Match(FORMAT, "model", path, (path / single,), single), *matches]
         if len(indexes) == 1 and not matches:
             return [_indexed(indexes[0])]
         alone = [entry for entry in there.entries(path) if entry.suffix == SUFFIX and entry.name != OPTIMIZER]

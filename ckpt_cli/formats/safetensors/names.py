@@ -15,6 +15,9 @@ INDEX_NAME = re.compile(r"(?P<stem>.+)\.safetensors\.index(?:\.(?P<variant>[^.]+
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+OF_DIFFUSERS = "diffusion_pytorch_model"
+"""What diffusers calls the weights of one part of a pipeline, often beside variants of them (``.fp16.safetensors``)."""
+
 ADAPTER = "adapter_model.safetensors"
 """What PEFT calls the weights of an adapter."""
 

@@ -40,7 +40,7 @@ from ckpt_cli.tensors.tensor import Tensor
 
 FORMAT = "torch-file"
 KNOWN = re.compile(
-    r"pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth|th)|weights\.th|ema\.pt"
+    r"(diffusion_)?pytorch_model\.bin|pytorch_model_fsdp(_(?P<number>[0-9]{1,9}))?\.bin|(model|checkpoint|full_weights|consolidated)\.(pt|pth|th)|weights\.th|ema\.pt"
     r"|(model|checkpoint|model_best)\.pth\.tar|lit_model\.pth|model_optim_rng\.pt|consolidated\.0+\.pth",
     re.ASCII,
 )

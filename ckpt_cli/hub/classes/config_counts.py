@@ -43,8 +43,14 @@ PLACE = re.compile(r"layer|period|interval|every|freq|offset|stride|step|pattern
 SCALE = re.compile(r"scale|qweight|qzeros|absmax|SCB|quant|zero_point|codebook|_packed|blocks$|lut", re.IGNORECASE)
 """What the names of tensors beside quantised weights have in them."""
 
-STORED = re.compile(rf"{SCALE.pattern}|bitmask|\.compressed$|centroids|\.codes$|idxs$|\.indices$|_offsets$", re.IGNORECASE)
-"""The same, and what the names of compressed weights without scales have: values and their places, centroids and codes."""
+STORED = re.compile(
+    rf"{SCALE.pattern}|bitmask|\.compressed$|centroids|\.codes$|idxs$|\.indices$|_offsets$|(?-i:\.(B|s|s_channel|s_group|S[UV]|s[uv]h|trellis)$)",
+    re.IGNORECASE,
+)
+"""The same, and what the names of compressed weights without scales have: values and their places, centroids and codes.
+
+Marlin (``B``, ``s``), QuIP# (``SU``) and ExLlamaV3 (``suh``) call theirs otherwise.
+"""
 
 PACKED = re.compile(r"\.quant_state\.bitsandbytes__[a-z0-9]+")
 """The end of the name under which bitsandbytes stores how the codes of a weight of 4 bits are packed."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ckpt_cli.dtypes import BY_CODE, Dtype
+from ckpt_cli.hub.classes.computed.codes import COUNTERS, SCALES, is_table, scaled_codes
 from ckpt_cli.hub.classes.config_counts import PACKED, SCALE, has_packed_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.config import Config, is_quantised
@@ -14,13 +15,6 @@ from ckpt_cli.name_patterns import pattern_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
-
-COUNTERS = re.compile(r"num_batches_tracked|(.+_)?(position|token_type)_ids|.*_num_updates")
-COUNTS = re.compile(rf"{COUNTERS.pattern}|relative_position_index|tid2eid|.*idxs?|.*ind(ex|ices)|.*mask")
-"""Last parts of names of counters and lookup tables: the only tensors of classes that are not floats, except masks.
-
-Under the names of tables, quantised weights have their codes too.
-"""
 
 MASK_DIMENSIONS = 4
 """GPT-2 and its like keep the causal mask as ``attn.bias``, [1, 1, n, n]."""
@@ -49,7 +43,7 @@ def odd_dtypes(tensors: Mapping[str, Tensor], config: Config, kind: KnownClass |
 def _is_weight(name: str, tensor: Tensor, kind: KnownClass | str, floats: Collection[str]) -> bool:
     """Whether a class has floats in the place of a tensor, judged by names."""
     leaf, dimensions = name.rpartition(".")[2], len(tensor.shape)
-    if COUNTS.fullmatch(leaf) or (leaf.endswith("bias") and (not dimensions or dimensions >= MASK_DIMENSIONS)):
+    if is_table(name) or (leaf.endswith("bias") and (not dimensions or dimensions >= MASK_DIMENSIONS)):
         return False
     if tensor.dtype.kind == "opaque" and SCALES.fullmatch(leaf):
         return False
@@ -68,16 +62,11 @@ def _text(dtype: Dtype, names: list[str], tensors: Mapping[str, Tensor], config:
         lack = "config.json has no quantization_config" if config else "there is no config.json with a quantization_config"
         return f"{text}: codes of 4 bits, which bitsandbytes packed, and {lack}, without which no loader unpacks them"
     modules = {name.rpartition(".")[0] for name in names}
-    if any(SCALE.search(other.rpartition(".")[2]) and other.rpartition(".")[0] in modules for other in tensors.keys() - set(names)):
+    called = (other.rpartition(".") for other in tensors.keys() - set(names))
+    if not scaled_codes(tensors).keys().isdisjoint(names) or any(SCALE.search(leaf) and module in modules for module, _, leaf in called):
         what = "config.json has no quantization_config, without which loaders ignore the scales"
         return f"{text}, and {what}" if config else None
     return f"{text}; without scales such codes are meaningless"
-
-
-SCALES = re.compile(
-    r"(.*_)?(w?[ct]?scales?|scale_inv|scale_[0-9]+|zeros?|qzeros|zero_point|absmax|amax|scb|g_idx|quant_map|quant_state.*)", re.IGNORECASE
-)
-"""Last parts of names of tensors without which quantised weights mean nothing."""
 
 
 UNPACKING = re.compile(rf"(?P<weight>.+)(\.(nested_)?(absmax|quant_map)|{PACKED.pattern})")
@@ -108,6 +97,13 @@ def is_packed(name: str, tensors: Mapping[str, Tensor], rows: int, columns: int)
     return f"{name}.absmax" in tensors or holds_codes(tensors[name], rows, columns)
 
 
+def what_codes(name: str, tensors: Mapping[str, Tensor], rows: int, columns: int, coded: Collection[str]) -> str | None:
+    """What a weight of these sides is, if it is codes that are called floats: packed ones, or one of those that are ``coded`` by values."""
+    if is_packed(name, tensors, rows, columns):
+        return "packed codes of 4 bits"
+    return f"codes that are called {tensors[name].dtype}, with a scale beside them" if name in coded else None
+
+
 def holds_codes(tensor: Tensor, rows: int, columns: int) -> bool:
     """Whether a tensor has the shape in which bitsandbytes packs a matrix: one column, with half a byte for each element."""
     return len(tensor.shape) == 2 and tensor.shape[1] == 1 and 0 < rows * columns == 2 * tensor.nbytes
@@ -129,7 +125,7 @@ def undeclared_codes(tensors: Mapping[str, Tensor], config: Config) -> list[str]
     packed = packed_weights(tensors)
     plain = {name: tensor for name, tensor in tensors.items() if tensor.dtype.kind != "opaque"}
     found = [name for name in quantised_names(plain, quantised=False) if tensors[name].dtype.kind == "int" or name in packed]
-    found = [name for name in found if not COUNTS.fullmatch(name.rpartition(".")[2])]
+    found = [name for name in found if not is_table(name)]
     return sorted(name for name in found if not SCALES.fullmatch(name.rpartition(".")[2]) and not has_packed_codes([name]))
 
 
@@ -137,7 +133,8 @@ def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
     """Names that must stay together: quantised weights and their scales.
 
     A module is quantised if it holds a tensor of a dtype that is meaningless alone, codes that bitsandbytes packed, or integers of at
-    most 32 bits beside scales (or such integers at all, if the config says that weights are ``quantised``).
+    most 32 bits beside scales (or such integers at all, if the config says that weights are ``quantised``). So are matrices of integers
+    with scales of any name, or elsewhere (`scaled_codes`).
     """
     packed = packed_weights(tensors)
     modules: dict[str, list[str]] = {}
@@ -160,4 +157,6 @@ def quantised_names(tensors: Mapping[str, Tensor], quantised: bool) -> set[str]:
         scales = [name for name in names if name in companions or SCALES.fullmatch(name.rpartition(".")[2])]
         if any(tensors[name].dtype.kind == "opaque" or name in packed for name in codes) or (codes and (quantised or scales)):
             fixed |= {*codes, *scales}
+    for name, scales in scaled_codes(tensors).items():
+        fixed |= {name, *scales}
     return fixed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ def parts_without_weights(modules: Path) -> list[str]:
     return [printable(part) for part in needed if is_folder(modules.parent / part) and not _holds_weights(modules.parent / part)]
 
 
+def lost_own_weights(modules: Path) -> bool:
+    """Whether a modules.json names a model in its own folder, and only folders of other parts there hold weights."""
+    own = any(not path and kind in WITH_WEIGHTS for path, kind in _modules(modules))
+    return own and not _holds_weights(modules.parent, apart=parts_of(modules))
+
+
 def routers_without_file(modules: Path) -> list[str]:
     """The files that Routers in a modules.json do not load without, and that are not there."""
     routers = (path for path, kind in _modules(modules) if kind in ROUTERS and (not path or stays_inside(path)))
@@ -74,6 +80,7 @@ def part_notes(files: Mapping[str, Path]) -> list[Note]:
         told += [f"{few(hollow)} in {home} {'holds' if len(hollow) == 1 else 'hold'} no weights"] if hollow else []
         told = told or [f"copy them from {home}"]
         if own := [part for part in parts if any(path.parent == home / part for path in files.values())]:
+            told += [f"the model that belongs in {home} itself has no weights there"] if lost_own_weights(modules) else []
             told.append(f"the weights are those of {few(list(map(printable, own)))}, and are loaded from a folder of that name")
         named = few(list(map(printable, parts)))
         notes.append(Note("warning", "lacks-part", f"{MODULES} names {named}, folders that are not written: {'; '.join(told)}"))
@@ -107,11 +114,11 @@ def _class(kind: object) -> str:
     return str(kind).rpartition(".")[2]
 
 
-def _holds_weights(folder: Path) -> bool:
-    """Whether there are weights of any form in a folder, or in one that a library has for them there (``onnx/``)."""
+def _holds_weights(folder: Path, apart: Collection[str] = ()) -> bool:
+    """Whether there are weights of any form in a folder, or in one that a library has for them there (``onnx/``); not ``apart``."""
     there = Folders()
     with contextlib.suppress(CkptError):
-        return any(there.files(each, has_weight_suffix) for each in (folder, *there.folders(folder, lambda _: True)))
+        return any(there.files(each, has_weight_suffix) for each in (folder, *there.folders(folder, lambda name: name not in apart)))
     return True  # nothing shows that there are none
 
 

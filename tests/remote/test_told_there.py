@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli import urls
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, UsageError
 from tests import tiny
 from tests.remote.stores import Bucket, Proxy
 from tests.remote.test_other_doors import fill
@@ -40,7 +40,7 @@ def test_a_step_that_is_a_copy_of_the_one_before(tmp_path: Path, store: Proxy, b
 
 
 def test_an_average_records_addresses(tmp_path: Path, memory: Any) -> None:
-    addresses = [fill(memory, tiny.folder(tmp_path / name, tiny.weights(seed), tiny.unknown()), name) for seed, name in enumerate("ab")]
+    addresses = [fill(memory, tiny.folder(tmp_path / name, tiny.weights(seed), tiny.classless()), name) for seed, name in enumerate("ab")]
     ckpt_cli.average(addresses, tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "ckpt-manifest.json").read_text())
     assert [source["path"] for source in manifest["averaged"]] == addresses
@@ -65,3 +65,31 @@ class TestABaseInAStore:
             ckpt_cli.verify(merged, against=merged.parent / "adapter")
         assert error.value.hint == "pass --base memory://base"
         assert ckpt_cli.verify(merged, against=merged.parent / "adapter", base="memory://base").against[0].identical
+
+
+def test_a_download_that_did_not_finish(tmp_path: Path, memory: Any) -> None:
+    model = tiny.folder(tmp_path / "model", tiny.weights(1), tiny.classless(), {"vocab.json": {}, ".merges.txt.Xa3bQz": "a b"})
+    found = {note.text for note in ckpt_cli.detect(fill(memory, model, "model")).checkpoint.notes if note.code == "unfinished-download"}
+    assert [text for text in found if "merges.txt is not there, only .merges.txt.Xa3bQz" in text]
+
+
+def test_a_damaged_record_stays_damaged(tmp_path: Path, memory: Any) -> None:
+    """Who samples a file passes over errors; who reads it afterwards meets them again, with the name of the file."""
+    file = tiny.verl(tmp_path / "run", tiny.weights(1), tiny.classless()) / "model_world_size_1_rank_0.pt"
+    data = bytearray(file.read_bytes())
+    place = data.index(b"/data/5", data.index(b"PK\x03\x04"))
+    data[place + 1] ^= 0xFF
+    file.write_bytes(data)
+    with ckpt_cli.open(fill(memory, tmp_path / "run", "run")) as checkpoint:
+        read = [name for name in checkpoint if not isinstance(attempt(checkpoint[name].numpy), CorruptFile)]
+        (name,) = [name for name in checkpoint if name not in read]
+        again = attempt(checkpoint[name].numpy)
+    assert isinstance(again, CorruptFile)
+    assert str(again.path).endswith(f"run/global_step_1/actor/{file.name}")
+
+
+def attempt(read: Callable[[], object]) -> object:
+    try:
+        return read()
+    except CkptError as error:
+        return error

@@ -132,6 +132,24 @@ def full_name(path: str | os.PathLike[str]) -> str:
     return shown(absolute(path))
 
 
+def recorded(name: str) -> Path:
+    """The path of which `full_name` made this name, which a manifest has.
+
+    >>> str(recorded("s3://bucket/base")), str(recorded("/data/base"))
+    ('/dev/null/s3:/bucket/base', '/data/base')
+    """
+    found = URL.fullmatch(name)
+    if found is None or not found["root"]:
+        return Path(name)
+    return Address(found["scheme"].lower(), found["root"], name[found.end("root") :].strip("/")).path
+
+
+def is_unnamed(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is in a store of which the caller named nothing: which host is asked is not for a file to decide."""
+    address = address_of(path)
+    return address is not None and not address.given[0]
+
+
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether a path stands for an address."""
     return address_of(path) is not None

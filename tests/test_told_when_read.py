@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
+from tests import tiny
 from tests.architectures import MODELS, build
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "UserWarning", "RuntimeWarning")]
@@ -105,3 +106,11 @@ class TestTensorsThatAreMissing:
     def test_are_no_news_where_they_were_left_out(self, folder: Path) -> None:
         with ckpt_cli.open(folder, include="*layers.0*") as opened:
             assert warnings(opened.notes) == {}
+
+
+def test_layers_that_lack_what_others_have_where_no_class_is_known(tmp_path: Path) -> None:
+    stored = {name: tensor for name, tensor in tiny.weights(layers=4).items() if "layers.2.mlp" not in name}
+    with ckpt_cli.open(tiny.folder(tmp_path / "model", stored, tiny.classless(num_hidden_layers=4))) as opened:
+        assert "model.layers.2 lacks" in warnings(opened.notes)["uneven-layers"]
+    with ckpt_cli.open(tmp_path / "model", exclude=["*.layers.1.mlp.*"]) as opened:
+        assert "uneven-layers" not in warnings(opened.notes)

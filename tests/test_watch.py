@@ -30,6 +30,7 @@ from ckpt_cli.watching.lock import only_watch
 from ckpt_cli.watching.watched_run import Listener
 from tests.cli import ROOT
 from tests.cli import ckpt_fork as ckpt
+from tests.tiny import classless, folder, weights
 
 EXAMPLE = ROOT / "examples" / "tiny-run"
 PATIENCE = 60.0
@@ -542,6 +543,14 @@ class TestWhatIsWritten:
         assert contents(tmp_path / "out" / "step-200") == contents(tmp_path / "average")
         assert [(event.event, event.step, event.steps) for event in result.events] == [("made", 200, (100, 200))]
         assert result.waiting == {str(run): {100: "--average last=2 needs 2 steps up to this one, and there is 1"}}
+
+    def test_warnings_about_older_steps_of_an_average_are_noted(self, tmp_path: Path) -> None:
+        for step in (1, 2):
+            folder(tmp_path / "run" / f"checkpoint-{step}", weights(step), classless())
+        (tmp_path / "run" / "checkpoint-1" / "config (1).json").write_text("{}")
+        (event,) = watch(tmp_path / "run", tmp_path / "out", once=True, settle=0, average="last=2").events
+        told = ckpt_cli.average(tmp_path / "run", tmp_path / "right", steps=(1, 2)).notes
+        assert [note.text for note in told if note.code == "second-copy" and note.text in event.warnings]
 
     def test_an_average_of_more_steps_than_there_are_says_so_at_once(self, run: Path, tmp_path: Path) -> None:
         done = ckpt("watch", run, "-o", tmp_path / "out", "--average", "5", *ONCE)  # without waiting for --settle

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.names import few, printable
-from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.urls import full_name
 
 COMPONENT, AVERAGED = "component", "averaged"
 """Entries of a manifest: what was merged or averaged, and the checkpoints of an average."""
@@ -53,7 +53,7 @@ def _mixed(origins: Sequence[Origin]) -> Iterator[Note]:
 
 
 def _twice(origins: Sequence[Origin]) -> Iterator[Note]:
-    labels = {absolute(origin.path): origin.label for origin in origins}
+    labels = {full_name(origin.path): origin.label for origin in origins}
     for origin in origins:
         again = [labels[path] for path in origin.averaged if path in labels]
         if again:

@@ -53,6 +53,7 @@ from ckpt_cli.tensors.equality import same_samples
 from ckpt_cli.tensors.kinship import unrelated
 from ckpt_cli.tensors.tensor import Tensor, places_of
 from ckpt_cli.tensors.weighted_sum import Formula
+from ckpt_cli.urls import full_name
 
 MOST_PAIRED = 32
 """Checkpoints of which every pair is compared by samples; two steps of one run differ in the first."""
@@ -214,11 +215,11 @@ def _job(
         "divisor": mixed.divisor,
         "averaged": [
             {
-                **numbered(Path(source.path), source.step),
-                **source.model_dump(include={"component", "weight", "coefficient"}),
-                "path": absolute(source.path),
+                **numbered(source.path, source.step),
+                **said.model_dump(include={"component", "weight", "coefficient"}),
+                "path": full_name(source.path),
             }
-            for source in told
+            for source, said in zip(sources, told, strict=True)
         ],
         "component": name,
         "trainer": snapshots.opened[-1].found.trainer(snapshots.opened[-1].target.run),

@@ -17,6 +17,7 @@ from ckpt_cli.discover.components import component_names, expanded, several_note
 from ckpt_cli.discover.default_output import among_steps_notes, default_output
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
+from ckpt_cli.discover.forms.not_taken import refused_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_state
 from ckpt_cli.discover.forms.states_inside import state_inside_notes, steps_inside_notes, steps_with_state
 from ckpt_cli.discover.found import Found, Place, Target
@@ -257,7 +258,7 @@ def choose(
 
 
 def _of_steps_inside(target: Target, found: Found, place: Place, files: Files) -> list[Note]:
-    return [*notes_of_state(found, place, files), *(state_inside_notes(found) or steps_inside_notes(target))]
+    return [*notes_of_state(found, place, files), *(state_inside_notes(found) or steps_inside_notes(target)), *refused_notes(target)]
 
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:

@@ -34,7 +34,7 @@ from ckpt_cli.names import LoraMode, Naming, ShardOrder
 from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor
-from ckpt_cli.urls import URL, full_name
+from ckpt_cli.urls import URL, full_name, is_unnamed, recorded
 from ckpt_cli.verifying.adapter import scales
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.source import Wanted
@@ -61,11 +61,15 @@ def _is_plain(source: Found) -> bool:
 
 
 def _base_of(manifest: Manifest | None, folder: Path) -> Path | None:
-    """The base that the merge of a folder had. Raises CorruptFile."""
+    """The base that the merge of a folder had. Raises CorruptFile, and UsageError for one in a store that the caller did not name."""
     base = manifest.facts.get("base") if manifest is not None else None
     if isinstance(base, str) and ("\0" in base or not base.isprintable()):
         raise CorruptFile("the manifest names no valid base", path=folder)
-    return Path(base) if isinstance(base, str) else None
+    path = recorded(base) if isinstance(base, str) else None
+    if path is not None and is_unnamed(path):
+        text = "the base of this merge is in a store, and what is asked there is not for a manifest to decide"
+        raise UsageError(text, path=folder, expected=f"a word that {base} may be read", hint=f"pass --base {shell.path(path)}")
+    return path
 
 
 def planned_source(
@@ -258,8 +262,9 @@ def _times(status: os.stat_result) -> tuple[int, int, int]:
 def made_from(manifest: Manifest | None) -> str | None:
     """The checkpoint that an output was merged from, if it still exists there."""
     source = manifest.facts.get("checkpoint") if manifest is not None and manifest.command == MERGE else None
+    path = recorded(source) if isinstance(source, str) else None
     try:
-        return source if isinstance(source, str) and is_there(source) else None
+        return source if path is not None and isinstance(source, str) and not is_unnamed(path) and is_there(path) else None
     except Unreadable:
         return None  # only asked for the next command
 

@@ -34,9 +34,9 @@ from ckpt_cli.discover.forms.archives import why_bare
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.leftover_indexes import leftover_index_notes
-from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
+from ckpt_cli.discover.forms.not_taken import not_taken_notes
+from ckpt_cli.discover.forms.passed_over import passed_over_notes
 from ckpt_cli.discover.forms.registered import registered_notes
-from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
@@ -162,6 +162,7 @@ def open_checkpoint(
         opened = {(one.place.match.number, one.place.match.component) for one in components}
         notes += [note for one in components for note in one.component.notes
                   if not (note.others and opened.issuperset((one.place.match.number, other) for other in note.others))]  # fmt: skip
+        notes += not_taken_notes(target, found, [one.place for one in components], notes)
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
     first = why_none(target, passed.errors, type, files)
@@ -178,16 +179,6 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
     main = opened.components[0]
     described = {opened.name: ComponentInfo.of(opened.component, opened.name, listed=tensors) for opened in opened.components}
     listed = {place.name: described.get(place.name) or listed_component(place) for place in opened.found.places}
-    notes = [*opened.notes, *extra_notes]
-    if not any(note.code == "steps-inside" for note in opened.notes):
-        notes += steps_inside_notes(opened.target)
-    if opened.target.refused:
-        were = "was" if len(opened.target.refused) == 1 else "were"
-        text = f"{few(opened.target.refused, 3)} beside the weights {were} not read, since no such step can be, and may be newer"
-        notes.append(Note("warning", "unread", text))
-    notes += [note for component in opened.components for note in unread_forms(opened.found, component.place)]
-    if opened.target.nodes > 1:
-        notes.append(Note("info", "nodes", f"{opened.target.nodes} folders were joined as the nodes of one run"))
     return Checkpoint(
         path=str(opened.found.path),
         step=opened.found.step,
@@ -201,7 +192,7 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
         lacking=tuple(main.assets.lacking),
         architecture=architecture(main.assets.config),
         layers=layer_count(main.assets.config),
-        notes=tuple(NoteInfo.of(note) for note in notes),
+        notes=tuple(NoteInfo.of(note) for note in (*opened.notes, *extra_notes)),
     )
 
 

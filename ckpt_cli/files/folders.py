@@ -210,6 +210,13 @@ def same_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bo
     return first is not None and second is not None and os.path.samestat(first, second)
 
 
+def same_content(path: Path, other: Path) -> bool:
+    """Whether a store says that two of its files hold the same bytes; False if it does not tell. Raises NotFound, Unreadable."""
+    from ckpt_cli.files.remote.tree import listed_file
+
+    return is_remote(path) and is_remote(other) and listed_file(path).holds_what(listed_file(other))
+
+
 def is_there(path: str | os.PathLike[str]) -> bool:
     """Whether a path exists. Raises Unreadable."""
     return status_of(path) is not None

@@ -14,6 +14,9 @@ from ckpt_cli.tensors.component import Note
 OF_NAMES = ("native-names", "unused-rule", ROTARY_ORDER)
 """Notes about names that are told although names are compared with a live model, or looked at, by who reads."""
 
+OF_LACKING = ("optional-tensors", "left-out-of-base", "missing-kinds", "uneven-layers", "no-layers")
+"""Warnings about tensors that a model should have, where nothing proves it."""
+
 OF_WRITING = frozenset({
     *("header-metadata", "unloaded-name", "lora-kept", "foreign-names", "own-prefix", "dtype-kept"),
     *("vocabulary", "token-ids", "no-end", "other-end", "base-tokenizer", "generation-settings"),
@@ -37,7 +40,7 @@ def lacking_notes(draft: Draft, include: Sequence[str], exclude: Sequence[str]) 
     claim = draft.claim
     lacking = [name for name in claim.lacking if name == "*" or is_wanted(name, include, exclude)]
     filtered = include or exclude
-    told = [] if filtered else [note for note in claim.notes if note.code in ("optional-tensors", "left-out-of-base", "missing-kinds")]
+    told = [] if filtered else [note for note in claim.notes if note.code in OF_LACKING]
     if not lacking:
         return told
     text = claim.lacking.get("*") or f"not here: {few(grouped(lacking), 3)} of {claim.named}"

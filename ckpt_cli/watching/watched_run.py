@@ -342,5 +342,6 @@ class WatchedRun:
 
 def _warnings(result: MergeResult | AverageResult) -> tuple[str, ...]:
     """The texts of the warnings of an output, but for those about other steps of the run: these come and go while it is watched."""
-    notes = [*result.checkpoint.notes, *(note for output in result.outputs for note in output.notes)]
+    of_older = result.notes if isinstance(result, AverageResult) else ()
+    notes = [*of_older, *result.checkpoint.notes, *(note for output in result.outputs for note in output.notes)]
     return tuple(dict.fromkeys(note.text for note in notes if note.level == "warning" and note.code not in OF_OTHER_STEPS))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpt_cli.cli import text
 from ckpt_cli.cli.screens.comparison import print_comparison
 from ckpt_cli.cli.screens.widgets import BAD, DIM, GOOD, WARNING, again, good, here, next_line, plain, print_facts, print_notes
+from ckpt_cli.urls import recorded, shown
 from ckpt_cli.verifying.findings import AGAIN, KINDS, MOVE
 
 if TYPE_CHECKING:
@@ -143,13 +144,18 @@ def _print_group(console: Console, findings: Sequence[Finding], *, everything: b
         console.print(plain(f"  ... and {len(findings) - len(listed)} more (-v or --json lists all)"))
 
 
+def _real(name: str) -> str:
+    """A path behind all links, or an address."""
+    return shown(os.path.realpath(recorded(name)))
+
+
 def _other_source(result: VerifyResult) -> tuple[str | None, str | None] | None:
     """What to do if a folder differs from something that may not be its source: then the folder itself may be right."""
-    made_from = os.path.realpath(result.made_from) if result.made_from is not None else None
+    made_from = _real(result.made_from) if result.made_from is not None else None
     if made_from is None:
         return None, "check that --against names the source of this folder"
     made_of = result.made_of.split("+") if result.made_of is not None else []
-    if any(os.path.realpath(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
+    if any(_real(source.source) != made_from or (made_of and source.component not in made_of) for source in result.against):
         which = ", ".join(filter(None, (result.made_of, f"step {result.made_at}" if result.made_at is not None else None)))
         what = f"it was merged from {text.path(made_from)}{f' ({which})' if which else ''}"
         return f"ckpt verify {text.argument(result.path)} --against {text.argument(made_from)}{_also(result)}", what

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckpt_cli import shell
 from ckpt_cli.discover.found import Found, Place, ages
 from ckpt_cli.errors import Inconsistent, Unreadable
-from ckpt_cli.files.folders import Folders, status_of
+from ckpt_cli.files.folders import Folders, same_content, status_of
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import counter_of, step_of
 from ckpt_cli.names import few
@@ -125,8 +125,8 @@ class _Steps:
         """The files of which the step before or after has a copy, in the same place, each with the name of that step.
 
         Size and time show those of which a copy kept the time (``cp -p``, rsync), and both ends of the files confirm it. What torch saved
-        ends with the checksums of all its records: these show copies of any time, but say nothing of some files alone, since a rank or a
-        stage may hold only what is not trained.
+        ends with the checksums of all its records: these show copies of any time, and so do the tags of a store, but say nothing of some
+        files alone, since a rank or a stage may hold only what is not trained.
         """
         kept = {path: other for path in paths if (other := self._copied_from(path, of_any_time=False)) is not None}
         if kept:
@@ -140,14 +140,19 @@ class _Steps:
         return found
 
     def _copied_from(self, path: Path, *, of_any_time: bool) -> str | None:
-        step = None if is_remote(path) else self._step_above(path)
-        status = None if step is None else status_of(path)
+        step = self._step_above(path)
+        # In a store, times are those of the upload, and only what it says of the content tells copies.
+        status = None if step is None or (is_remote(path) and not of_any_time) else status_of(path)
         if step is None or status is None:
             return None
         for sibling in self._neighbours(step):
             twin = sibling / path.relative_to(step)
             also = status_of(twin)
             if also is None or also.st_size != status.st_size or os.path.samestat(also, status):
+                continue
+            if is_remote(path):
+                if same_content(path, twin):
+                    return sibling.name
                 continue
             # Times of whole seconds are those of archives, in which several saves may have one.
             timed = also.st_mtime_ns == status.st_mtime_ns and status.st_mtime_ns % SECOND != 0

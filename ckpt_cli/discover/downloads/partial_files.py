@@ -22,6 +22,7 @@ from pathlib import Path
 from ckpt_cli.files.folders import entries_in, files_in, is_file, is_folder
 from ckpt_cli.names import few
 from ckpt_cli.paths import absolute
+from ckpt_cli.urls import is_remote
 
 PART = re.compile(
     r"\.?(?P<name>.+?)((\.[0-9a-f]{8})?\.(part|partial|tmp|temp|incomplete|crdownload|download|opdownload|filepart|aria2(__temp)?)|_\.gstmp|\.[0-9a-f]{8})"
@@ -43,7 +44,8 @@ def told_of_parts(folder: Path, is_lacking: Callable[[str], bool]) -> Iterator[s
     Files that are there with a record of what they lack are refused where they are read (`ckpt_cli.files.leftovers.downloads`).
     """
     names = {path.name for path in entries_in(folder)}
-    of_modelscope = _of_modelscope(folder)
+    # What lies above a folder of a store is not listed for this.
+    of_modelscope = set[str]() if is_remote(folder) else _of_modelscope(folder)
     found = sorted(name for name in of_modelscope if is_lacking(name))
     if found:
         text = f"{_not_there(folder, found)}, since modelscope did not finish the download"
@@ -53,6 +55,8 @@ def told_of_parts(folder: Path, is_lacking: Callable[[str], bool]) -> Iterator[s
     if found:
         lacking = list(dict.fromkeys(parts[part] for part in found))
         yield f"{_not_there(folder, lacking)}, only {few(found, 4)}: a download or a copy did not finish, so do it again"
+    if is_remote(folder):
+        return
     if is_file(folder.parent / f"{folder.name}.archive") and not is_file(folder.parent / f"{folder.name}.complete"):
         yield f"{folder}: kagglehub did not finish the download, so that files may be missing: downloading the model again gets them"
 

@@ -44,12 +44,11 @@ def unfinished_notes(folders: Sequence[Path], assets: Mapping[str, Path]) -> lis
     nearer: set[Path] = set()
     for folder in dict.fromkeys(folders):
         nearer.add(folder)
-        if is_remote(folder):
-            continue
         with contextlib.suppress(CkptError, OSError):  # what cannot be looked at is found elsewhere
             homes = {home for near in nearer - {folder} for home in (near, near / HUB_FOLDER)}
             wanted = {name for name, path in assets.items() if path.parent in homes}
-            text = _told_of_cache(folder) or _told_of_folder(folder, wanted, roots)
+            # Programs that download from the Hub write to disks; what they keep beside the files costs a listing to look for.
+            text = None if is_remote(folder) else _told_of_cache(folder) or _told_of_folder(folder, wanted, roots)
             told = [text] if text else _told_of_parts(folder, wanted)
             notes += [Note("warning", "unfinished-download", text) for text in told]
     return notes

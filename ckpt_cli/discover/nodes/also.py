@@ -58,10 +58,10 @@ def _adds_nothing(first: Target, second: Target) -> UsageError:
     shared = next((one for one in reversed(first.checkpoints) if twin_of(first, one, second) is not None), None)
     if shared is not None:
         return UsageError(
-            f"--also adds nothing to {shared.path.name}: {second.path} holds no file that {shared.path} lacks",
+            f"--also adds nothing to {shared.path.name}: {second.path} holds no file of a rank that {shared.path} lacks",
             path=first.path,
             expected="a folder of another node, with the files that it wrote of the same save",
-            hint="leave it out; another model is merged by itself",
+            hint="leave it out; files that an index lists are copied beside it, and another model is merged by itself",
         )
     if first.run is None:
         missing = first.checkpoints[0].path.name

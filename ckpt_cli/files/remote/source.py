@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from ckpt_cli.errors import CorruptFile, NotFound
+from ckpt_cli.errors import CorruptFile, NotFound, reading
 from ckpt_cli.files.leftovers.pointers import refuse_pointer
 from ckpt_cli.files.remote.ranges import Extent, Extents, extents_of
 from ckpt_cli.files.remote.store import Buffer, Entry, Store, store_of
@@ -60,10 +60,14 @@ TORCH = (".pt", ".pth", ".th", ".bin", ".ckpt", "")
 """Suffixes of files that are read from their end."""
 
 
+Check: TypeAlias = tuple[int, int, int, Callable[[bytes], None]]
+"""The place of some data, start and length of their header, and what checks that."""
+
+
 class RemoteSource(FileSource):
     """A file in a store."""
 
-    __slots__ = ("_ahead", "_blocks", "_checks", "_entry", "_extents", "_key", "_listed", "_pool", "_read", "_starts", "_store")
+    __slots__ = ("_ahead", "_blocks", "_checks", "_entry", "_extents", "_key", "_listed", "_passed", "_pool", "_read", "_starts", "_store")
     is_local = False
 
     def __init__(self, files: Files, pool: RemoteFiles, address: Address, store: Store, entry: Entry) -> None:
@@ -75,7 +79,8 @@ class RemoteSource(FileSource):
         self._starts: list[int] = []
         self._extents = Extents.of(())
         self._read: set[int] = set()
-        self._checks: list[tuple[int, int, int, Callable[[bytes], None]]] = []
+        self._checks: list[Check] = []
+        self._passed: set[int] = set()
         self._ahead = (0, STEP)
 
     def read_at(self, offset: int, buffer: memoryview) -> None:
@@ -83,10 +88,13 @@ class RemoteSource(FileSource):
             raise CorruptFile(f"the file ends at byte {self.size}", path=self.path, expected=f"{offset + len(buffer)} bytes")
         if not buffer:
             return
-        for start, length, check in self._due(offset, offset + len(buffer)):
+        for place, start, length, check in self._due(offset, offset + len(buffer)):
             header = bytearray(length)
             self._fill(start, memoryview(header), counted=False)
-            check(bytes(header))
+            with reading(self.path):
+                check(bytes(header))
+            # Not before: who only samples a file may pass over an error, and who reads it then has to meet the same one.
+            self._passed.add(place)
         self._fill(offset, buffer, counted=True)
 
     def expect(self, ranges: Iterable[tuple[int, int]], *, exactly: bool = False) -> None:
@@ -124,20 +132,19 @@ class RemoteSource(FileSource):
 
     # -- inside: all of this holds the lock of the pool, except while waiting ---------------------------------------------
 
-    def _due(self, start: int, stop: int) -> list[tuple[int, int, Callable[[bytes], None]]]:
-        """The checks of what lies in a range, each once."""
-        if not self._checks:
+    def _due(self, start: int, stop: int) -> list[Check]:
+        """The checks of what lies in a range that it has not passed yet."""
+        if len(self._passed) == len(self._checks):
             return []
         with self._pool.lock:
             first = max(0, bisect_right(self._checks, start, key=lambda each: each[0]) - 1)
             last = bisect_left(self._checks, stop, key=lambda each: each[0])
-            due = self._checks[first:last]
-            del self._checks[first:last]
-        return [(at, length, check) for _, at, length, check in due]
+            return [each for each in self._checks[first:last] if each[0] not in self._passed]
 
     def _with_header(self, start: int) -> int:
         place = bisect_right(self._checks, start, key=lambda each: each[0]) - 1
-        return self._checks[place][1] if place >= 0 and self._checks[place][0] == start else start
+        is_due = place >= 0 and self._checks[place][0] == start and start not in self._passed
+        return self._checks[place][1] if is_due else start
 
     def _fill(self, offset: int, buffer: memoryview, *, counted: bool) -> None:
         done = 0

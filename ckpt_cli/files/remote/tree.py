@@ -33,6 +33,9 @@ FIRST = 256 << 10
 KEPT = 16 << 20
 """Bytes of small files that are kept."""
 
+OF_CONTENT = {"s3", "s3a", "gs", "gcs"}
+"""Stores whose tags are digests: files that were sent in the same way have the same one. Web servers make theirs of size and time."""
+
 FOLDER = "folder"
 Found: TypeAlias = Entry | str | None
 """A file, `FOLDER`, or nothing."""
@@ -63,6 +66,13 @@ class ListedFile:
     @property
     def identity(self) -> Identity:
         return Identity(self.path, self.entry.size, self.entry.modified_ns, STORE, number_of(self.path), tag=self.entry.stamp)
+
+    def holds_what(self, other: ListedFile) -> bool:
+        """Whether the tags of two files, which some stores make of the content alone, are the same."""
+        told = {address.scheme for path in (self.path, other.path) if (address := address_of(path)) is not None}
+        return (
+            told <= OF_CONTENT and self.entry.size == other.entry.size and self.entry.tag is not None and self.entry.tag == other.entry.tag
+        )
 
     def check_unchanged(self) -> None:
         """Raise SourceChanged unless it still is what it was."""

@@ -232,6 +232,11 @@ def summary_of(
     )
 
 
+def as_in_source(item: Finding) -> Finding:
+    """A matrix of zeros that is also zero in the source was trained that way."""
+    return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
+
+
 def changed_sources(manifest: Manifest | None) -> list[Finding]:
     """Files named in the manifest that have changed since: a hint if values differ."""
     listed = manifest.facts.get("sources") if manifest is not None else None

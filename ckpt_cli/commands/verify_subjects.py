@@ -12,12 +12,13 @@ from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.siblings import notes_below
+from ckpt_cli.discover.forms.composite import composite_in
 from ckpt_cli.discover.forms.inner_steps import Read, notes_inside
 from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.drafting.draft import Draft
-from ckpt_cli.errors import CkptError, NotFound
+from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
@@ -38,12 +39,13 @@ from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.tensor import Tensor, same_bytes
 from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
 from ckpt_cli.verifying.beside import damaged_files
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import MODEL, FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
+from ckpt_cli.verifying.options import Asked
 
 STATE, THE_STEP = "extract-state", "the step"
 UNREAD = ("damaged-config", "lfs-pointer", "file-pointer", "unreadable-file")
@@ -156,6 +158,23 @@ def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files
     below = notes_below((path,), path, {*taken, *restarts}, one.component, one.tensors, {}, files, read=read)
     inside = notes_inside(path, Read(one.component, [*read], one.tensors, {}, ReadOptions(), one.component == MODEL), files)
     return [*restarts.values(), *below, *inside]
+
+
+def refuse_itself(subject: Subject, opened: Opened, option: str, hint: str) -> None:
+    """Raise UsageError if an option names what is verified, also through links: comparing a thing with itself says nothing."""
+    if same_bytes(subject.stored.values(), opened.components[0].component.tensors.values()):
+        raise UsageError(f"{option} names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
+
+
+def in_parts(asked: Asked) -> dict[str, Asked]:
+    """What is asked of each part of a model that has several, by its path in the folder; of other models nothing."""
+    whole = composite_in(asked.path, Folders()) if asked.step is None and asked.type is None and is_folder(asked.path) else None
+    source = None if asked.against is None else composite_in(asked.against, Folders())
+    parts = {} if whole is None else dict(zip(whole.names, whole.parts, strict=True))
+    return {
+        name: replace(asked, path=part, against=asked.against / name if source is not None and asked.against is not None else asked.against)
+        for name, part in parts.items()
+    }
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:

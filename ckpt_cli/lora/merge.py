@@ -32,7 +32,7 @@ from ckpt_cli.lora.fit import (
     pattern_key,
 )
 from ckpt_cli.lora.on_base.seen import SeenBase, as_in_memory
-from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
+from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part, without_lead
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import TYING, changed_base
 from ckpt_cli.lora.untrained import untrained_notes
@@ -120,8 +120,8 @@ def with_adapters_fused(
     `adapter_facts` and `fuse_adapters` raise.
     """
     component = opened.component
-    state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config)
+    state = without_lead(parse_peft(component.tensors), facts.lead)
     seen = SeenBase({}, opened.assets.config)
     if base is not None and lacks_base(state):
         seen = as_in_memory(base.tensors, opened.assets.config, state.adapters, facts.config)
@@ -217,6 +217,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     """
     config, stored = opened.assets.config, parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, config)
+    stored = without_lead(stored, facts.lead)
     seen = SeenBase({}, config)
     if reference is not None and lacks_base(stored):
         seen = as_in_memory(reference.tensors, config, stored.adapters, facts.config)
@@ -266,8 +267,8 @@ def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = Fal
 
 def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
     """The scale of each module of a run's adapters."""
-    state = within_part(parse_peft(opened.component.tensors))
     facts = adapter_facts(opened.homes, alpha, opened.assets.config)
+    state = within_part(without_lead(parse_peft(opened.component.tensors), facts.lead))
     return scales_of(state, facts, state.tensors)
 
 

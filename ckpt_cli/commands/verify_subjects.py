@@ -12,9 +12,14 @@ from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.siblings import notes_below
+from ckpt_cli.discover.downloads.commits import commit_notes
+from ckpt_cli.discover.downloads.copies import notes_of_copies
+from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.composite import composite_in
 from ckpt_cli.discover.forms.inner_steps import Read, notes_inside
+from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.drafting.draft import Draft
@@ -29,7 +34,7 @@ from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, s
 from ckpt_cli.formats.safetensors.scan import WeightSet
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.adapters.other_kinds import OtherAdapters, other_adapters
-from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import lost_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.loading.notes import notes_of_reading
@@ -37,6 +42,7 @@ from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
+from ckpt_cli.paths import absolute
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor, same_bytes
@@ -103,7 +109,8 @@ def find_subjects(
         as_step = Found(path, step_of(path), places)
         lost = [*_lost_by_step(as_step), *(mark_notes(as_step, places[0]) if places else ())]
         found = _folder_subjects(path, files, type)
-        return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost)) for one in found]
+        lost += _steps_inside(path) if as_step.step is None else []
+        return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost, *_of_downloads(path, one, files))) for one in found]
     if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
@@ -149,6 +156,23 @@ def _lost_by_step(found: Found) -> list[Note]:
     with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
         homes = tuple(asset_homes(found, found.places[0]))
         return lost_notes(assets_of_step(found, homes, None, doubtful_homes(found, found.places[0])), THE_STEP)
+    return []
+
+
+def _steps_inside(path: Path) -> list[Note]:
+    """A warning about steps in a folder that has weights of its own."""
+    with contextlib.suppress(CkptError):  # what cannot be looked at is told where it is read
+        return steps_inside_notes(locate(path))
+    return []
+
+
+def _of_downloads(path: Path, one: Subject, files: Files) -> list[Note]:
+    """What is said of downloads into a folder: files that did not arrive, second ones, those of several commits."""
+    weights = dict.fromkeys(Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces)
+    with contextlib.suppress(CkptError):
+        assets = files_of(path)
+        copies = notes_of_copies({*map(absolute, weights)}, [*weights, *assets.values()], files)
+        return [*unfinished_notes((path,), {}), *commit_notes(weights, assets.get(CONFIG)), *copies]
     return []
 
 

@@ -19,6 +19,7 @@ from ckpt_cli.hub.adapters.other_kinds import LOADED, PROMPTS
 from ckpt_cli.hub.config import Config, model_types
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.lora.alphas.in_header import HeaderConfig, header_config
+from ckpt_cli.lora.alphas.near_config import near_configs, near_text
 from ckpt_cli.lora.settings import REFUSED, unknown_settings
 from ckpt_cli.lora.targets import ends
 from ckpt_cli.names import few
@@ -167,9 +168,10 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
     if {said.get("lora_alpha") == 0 for said in (meta, config) if "lora_alpha" in said} == {True}:
         unusable[-1] += ", which some trainers write whatever was trained"
     looked_in = tuple(name for said, name in ((meta, META), (config, of_config)) if said)
-    notes = []
+    near = near_configs(homes) if config_path is None and not config else []
+    notes = [Note("warning", "near-name", near_text(near))] if near else []
     if given is not None:
-        notes = [
+        notes += [
             Note("warning", "lora-alpha", f"{name} says alpha {alpha:g}; --lora-alpha {given:g} was used")
             for alpha, name in known
             if alpha != given
@@ -200,7 +202,7 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
         looked_in,
         tuple(notes),
         frozenset(model_types(model or {})),
-        " and ".join(unusable) or header.unusable,
+        " and ".join(unusable) or header.unusable or (near_text(near) if near else ""),
         rank_origin,
         header.lead,
     )

@@ -93,6 +93,14 @@ def test_a_header_about_several_models_is_of_none(tmp_path: Path) -> None:
     save_file(load_file(file), file, {**PLAIN, "lora_adapter_metadata": json.dumps(config)})
     with pytest.raises(Undecidable, match=r"those of 2 models \(transformer 16, text_encoder 4\)"):
         ckpt_cli.merge(lora, tmp_path / "out")
+    (output,) = ckpt_cli.merge(lora, tmp_path / "out", lora_alpha=8).outputs
+    assert any("those of 2 models" in note.text for note in output.notes if note.code == "lora-alpha")
+
+
+def test_another_rank_than_the_header_says_is_refused(tmp_path: Path) -> None:
+    lora = adapter(tmp_path / "run", lora_alpha=ALPHA, r=2 * R)
+    with pytest.raises(CkptError, match=r"rank 4, but the header of pytorch_lora_weights.safetensors says 8"):
+        ckpt_cli.merge(lora, tmp_path / "out")
 
 
 def test_the_header_of_another_file_does_not_count(base: Path, tmp_path: Path) -> None:

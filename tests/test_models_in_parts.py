@@ -59,6 +59,9 @@ def test_it_is_said_to_be_one_model_in_parts(make: Any, step: str, tmp_path: Pat
         assert f"ckpt verify {folder} checks all parts" in error.value.hint
     assert ckpt_cli.verify(folder).component.count("+") == 1
     assert ckpt_cli.verify(folder).exit_code == 0
+    # As the hint says, parts are passed one by one.
+    part = error.value.hint.partition("one by one (")[2].partition(")")[0]
+    assert ckpt_cli.average([part, part], tmp_path / "mean").outputs
 
 
 def test_all_parts_are_verified(tmp_path: Path) -> None:

@@ -176,6 +176,9 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
             for alpha, name in known
             if alpha != given
         ]
+        if header.models:
+            text = f"{header.unusable}; --lora-alpha {given:g} was used for all of them, which diffusers alone loads together"
+            notes.append(Note("warning", "lora-alpha", text))
         known = [(given, FLAG)]
     elif len({alpha for alpha, _ in known}) > 1:
         text = f"{META} says alpha {known[0][0]:g}, which was used; {of_config} says {known[1][0]:g}"

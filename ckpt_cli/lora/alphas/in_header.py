@@ -30,13 +30,14 @@ ALPHA = "lora_alpha"
 class HeaderConfig:
     """What the header of a file called ``name`` says of adapters: the ``config``, and the ``lead`` in front of all their names.
 
-    ``unusable`` is what is said in place of a config, where there is none for all of them.
+    ``unusable`` is what is said in place of a config, where there is none for all of them, since they are of several ``models``.
     """
 
     name: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     lead: str = ""
     unusable: str = ""
+    models: int = 0
 
 
 def header_config(homes: Sequence[Path]) -> HeaderConfig:
@@ -73,4 +74,4 @@ def _config(path: Path, said: str) -> HeaderConfig:
         return HeaderConfig(path.name, config, lead)
     listed = few([f"{lead.removesuffix('.')} {content[f'{lead}{ALPHA}']}" for lead in models])
     what = f"the header of {path.name} has those of {len(models)} models ({listed})" if models else f"the header of {path.name} says none"
-    return HeaderConfig(path.name, unusable=what)
+    return HeaderConfig(path.name, unusable=what, models=len(models))

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol, cast
 
+LONG = 1 << 30
+"""Bytes that take longer to write than a sentence to read."""
+
 
 class Progress(Protocol):
     """Called from the thread that runs the command, except `advance`, which any thread may call."""
@@ -43,6 +46,10 @@ class Stages(Protocol):
         """What is done that counts no bytes (``what``: "asking transformers for X", say); called several times a second, by any thread."""
         ...
 
+    def warning(self, code: str, text: str) -> None:
+        """What should be known before long work begins, to stop it; the result says it again."""
+        ...
+
 
 class Silent:
     """Shows nothing."""
@@ -57,6 +64,9 @@ class Silent:
         return False
 
     def waiting(self, what: str) -> None:
+        pass
+
+    def warning(self, code: str, text: str) -> None:
         pass
 
     def start(self, total_bytes: int, label: str) -> None:
@@ -75,6 +85,13 @@ def stages(progress: Progress | None) -> Stages:
 
 
 _SHOWN: ContextVar[Stages] = ContextVar("shown")
+
+
+def warn_before(progress: Progress | None, code: str, text: str, nbytes: int) -> None:
+    """Show a warning before ``nbytes`` bytes are written, if that takes so long that somebody can stop it; the result says it anyway."""
+    warning = getattr(progress, "warning", None)
+    if warning is not None and nbytes >= LONG:
+        warning(code, text)
 
 
 @contextmanager

@@ -83,9 +83,25 @@ def test_without_its_class_towers_of_one_size_are_refused(kind: str, tower: str,
     ckpt_cli.merge(tmp_path / "adapter", tmp_path / "exported", lora="export")  # as the hint says
 
 
-def test_a_class_without_known_names_is_no_sign_of_the_other_tower(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["SiglipTextModel", "CLIPTextModelWithProjection"])
+def test_a_class_without_known_names_says_the_part_by_its_own(kind: str, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    two_towers(kind.partition("Text")[0]).save_pretrained(base)
+    adapter_of(kind, base, tmp_path / "adapter")
+    ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=base)
+    assert changed(base, tmp_path / "out") == {"text_model"}
+    whole = getattr(transformers, kind).from_pretrained(base)
+    expected = peft.PeftModel.from_pretrained(whole, tmp_path / "adapter").merge_and_unload().state_dict()
+    merged = getattr(transformers, kind).from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.allclose(merged[name], tensor, atol=1e-6) for name, tensor in expected.items())
+
+
+def test_a_class_whose_name_says_no_part_is_no_sign(tmp_path: Path) -> None:
     two_towers("Siglip").save_pretrained(tmp_path / "base")
     adapter_of("SiglipTextModel", tmp_path / "base", tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    config["auto_mapping"]["base_model_class"] = "SiglipForImageClassification"
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(Undecidable, match="fit 2 parts of the base"):
         ckpt_cli.merge(tmp_path / "adapter", tmp_path / "out", base=tmp_path / "base")
 

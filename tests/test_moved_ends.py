@@ -54,6 +54,19 @@ def test_are_told_of_a_token_that_was_added(tmp_path: Path) -> None:
     assert "<end> (7)" in (found(run, model(tmp_path / "base", **OF_BASE), tmp_path / "out") or "")
 
 
+def test_a_base_without_a_tokenizer_leaves_it_open(tmp_path: Path) -> None:
+    base = model(tmp_path / "base", **OF_BASE)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (base / name).unlink()
+    told = found(trained(tmp_path / "run"), base, tmp_path / "out") or ""
+    assert "and the base has no tokenizer to compare that with: texts may not end as in the training" in told
+    assert told.endswith("add 3 to eos_token_id of generation_config.json")
+    assert found(trained(tmp_path / "same", tokenizer_config=ENDS), base, tmp_path / "same_out") is None
+    for name in ("config", "generation_config"):
+        (base / f"{name}.json").write_text('{"model_type": "own"}')
+    assert found(trained(tmp_path / "open"), base, tmp_path / "open_out") is None
+
+
 @pytest.mark.parametrize(
     ("run", "base"),
     [

@@ -62,6 +62,7 @@ def saved(folder: Path, name: str, part: Callable[[int], Weights], count: int = 
         ("net_{}.pt", lambda number: {f"{number}.weight": torch.ones(4, 4)}),  # of one nn.Sequential
         ("checkpoint_{}.pt", lambda number: {f"{'head' if number else 'embed'}.weight": torch.ones(4, 4)}),
         ("model.{:02d}.pth", lambda number: {name: value for name, value in half(number).items() if value.ndim == 2}),
+        ("model.{:02d}.pt", lambda number: half(number, 1)),
     ],
 )
 def test_parts_are_refused(name: str, part: Callable[[int], Weights], tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_parts_are_refused(name: str, part: Callable[[int], Weights], tmp_path: 
     [
         ("model.{:02d}.pt", epoch),  # of one training
         ("model.{}.pt", epoch),
+        ("model.{:02d}.pt", model),  # members of an ensemble: no norm is the same
         ("seeded_{}.pt", model),  # of several: no norm is the same
         ("step_{:02d}.pt", model),
         ("trial_{}_0.pt", model),
@@ -134,3 +136,30 @@ def test_files_of_two_saves_may_hold_different_models(tmp_path: Path) -> None:
         ckpt_cli.merge(paths[0], tmp_path / "out")
     os.utime(paths[0], (0, 0))
     ckpt_cli.merge(paths[0], tmp_path / "out")
+
+
+def told(path: Path, output: Path) -> list[str]:
+    return [note.text for note in ckpt_cli.merge(path, output).checkpoint.notes if note.code == "lone-part"]
+
+
+@pytest.mark.parametrize("name", ["model_0_0_0.pt", "model_1_0_0.pt", "trained_gpt_0_0.pt"])
+def test_a_part_of_one_rank_alone_is_told_by_its_name(name: str, tmp_path: Path) -> None:
+    torch.save(model(), tmp_path / name)
+    (text,) = told(tmp_path / name, tmp_path / "out")
+    assert text.startswith(f"{name} is called as SageMaker's model parallelism calls the part of one rank")
+    (tmp_path / "config.json").write_text('{"model_type": "own", "architectures": ["Own"]}')
+    assert not told(tmp_path / name, tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model_0.pt", "trial_0_1.pt", "epoch_3_0.pt", "fold_0_0.pt", "model-2.pt"])
+def test_other_names_are_not(name: str, tmp_path: Path) -> None:
+    torch.save(model(), tmp_path / name)
+    assert not told(tmp_path / name, tmp_path / "out")
+
+
+def test_members_of_an_ensemble_are_passed_one_by_one(tmp_path: Path) -> None:
+    paths = saved(tmp_path / "run", "model_{}.pt", model, 3)
+    with pytest.raises(PartOfSet, match="how many ranks") as caught:
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+    assert f"pass one of them, such as {paths[-1]}" in str(caught.value.hint)
+    ckpt_cli.merge(paths[-1], tmp_path / "out")  # as the hint says

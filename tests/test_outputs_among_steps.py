@@ -11,6 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli import progress
+from ckpt_cli.cli.live import Bar, make_progress
+from ckpt_cli.cli.session import Session
+from ckpt_cli.progress import Silent
 
 
 def trainer(run: Path, steps: tuple[int, ...], last: int, *, stopped: bool = False) -> Path:
@@ -81,3 +85,38 @@ class TestAnOutputAmongTheStepsOfATraining:
         output = Path(ckpt_cli.merge(run).outputs[0].output)
         rotate(str(run), save_total_limit=2)
         assert {path.name for path in run.iterdir()} == {"checkpoint-200", output.name}
+
+
+class Told(Silent):
+    """What is shown, in its order."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def warning(self, code: str, text: str) -> None:
+        self.shown.append(code)
+
+    def start(self, total_bytes: int, label: str) -> None:
+        self.shown.append("start")
+
+
+class TestBeforeMuchIsWritten:
+    @pytest.mark.parametrize("long", [True, False])
+    def test_it_is_told_while_that_can_be_stopped(self, long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        if long:
+            monkeypatch.setattr(progress, "LONG", 1)
+        run, told_first = trainer(tmp_path / "run", (100, 200), 300), Told()
+        result = ckpt_cli.merge(run, progress=told_first)
+        assert told_first.shown[:1] == (["output-among-steps"] if long else ["start"])
+        assert "start" in told_first.shown
+        assert told(result.outputs[0].notes)  # in any case
+
+    def test_displays_show_it(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for mode, shown in (
+            ("plain", "warning: where it lies\n"),
+            ("json", '{"event": "warning", "code": "c", "text": "where it lies"}\n'),
+        ):
+            progress.stages(make_progress(Session("merge", progress=mode))).warning("c", "where it lies")  # type: ignore[arg-type]
+            assert capsys.readouterr().err == shown
+        Bar(Session("merge")).warning("c", "where it lies")
+        assert capsys.readouterr().err == "warning: where it lies\n"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.hub.assets import Assets
+from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.told_tokens import told_tokens, with_ids
 from ckpt_cli.hub.config import writes_texts
 from ckpt_cli.hub.tokenizer import END, endless, ends_used
@@ -14,22 +15,28 @@ from ckpt_cli.tensors.component import Note
 
 CODE = "other-end"
 ROLE = "eos_token"
+BASE_WITHOUT = "and the base has no tokenizer to compare that with: texts may not end as in the training"
 
 
 def moved_end(before: Assets, assets: Assets) -> tuple[str, str] | None:
     """(file name, text) where a tokenizer ends texts with another token than that ``before``, at which generation does not end.
 
     A trainer takes the end of its tokenizer over into config and settings for generation in memory (``Trainer`` of transformers), and
-    an adapter is saved without these. What both tokenizers end with is as the base is used: many models end a turn otherwise.
+    an adapter is saved without these. What both tokenizers end with is as the base is used: many models end a turn otherwise. Where there
+    was none before, that remains open.
     """
     own, base = _end(assets.files), _end(before.files)
-    if own is None or base is None or own == base or not writes_texts(assets.config):
+    alone = base is None and not any(map(is_trace, before.files))
+    if own is None or (base is None and not alone) or own == base or not writes_texts(assets.config):
         return None
     number, (name, ends) = _id(own, assets), ends_used(assets.files, assets.config)
     if number is None or number in ends or name not in assets.files or endless(assets.files, assets.config) is not None:
         return None
+    if alone and not ends:
+        return None
     there = f"ends texts at {few([str(end) for end in ends])}" if ends else f"has no {END}"
-    text = f"it {there}, and the tokenizer at {own} ({number}), that of the base at {base}: texts do not end as in the training"
+    text = f"it {there}, and the tokenizer at {own} ({number}), "
+    text += f"that of the base at {base}: texts do not end as in the training" if base is not None else BASE_WITHOUT
     return name, f"{text}; if it taught that end, add {number} to {END} of {name}"
 
 

@@ -87,6 +87,10 @@ class Bar:
             self._due, self._said = now + OFTEN, True
             write(f"\r\x1b[2K{what}")
 
+    def warning(self, code: str, text: str) -> None:
+        self.finish()
+        self._session.labelled("warning", "yellow", text)
+
     def start(self, total_bytes: int, label: str) -> None:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Live
@@ -209,6 +213,9 @@ class _Counting:
         self._end_reading()
         self._running = False
 
+    def warning(self, code: str, text: str) -> None:
+        raise NotImplementedError
+
     def tell_reading(self, done: int, total: int, what: str) -> None:
         raise NotImplementedError
 
@@ -234,6 +241,9 @@ class Plain(_Counting):
 
     def tell_waiting(self, what: str) -> None:
         write(f"{what}\n")
+
+    def warning(self, code: str, text: str) -> None:
+        write(f"warning: {text}\n")
 
     def tell_pushing(self, total_bytes: int, repo: str) -> None:
         write(f"pushing {size(total_bytes)} to {repo}\n")
@@ -267,6 +277,9 @@ class JsonLines(_Counting):
 
     def tell_reading(self, done: int, total: int, what: str) -> None:
         self._event("reading", files=done, total_files=total, what=what)
+
+    def warning(self, code: str, text: str) -> None:
+        self._event("warning", code=code, text=text)
 
     def tell_pushing(self, total_bytes: int, repo: str) -> None:
         self._event("pushing", total=total_bytes, repo=repo)

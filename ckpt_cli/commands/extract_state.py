@@ -14,7 +14,7 @@ from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.other_steps import other_step_notes
 from ckpt_cli.discover.between import is_chosen
 from ckpt_cli.discover.components import component_names, expanded, several_notes, why_none
-from ckpt_cli.discover.default_output import among_steps_notes, default_output
+from ckpt_cli.discover.default_output import AMONG, among_steps_notes, default_output
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.not_taken import refused_notes
@@ -42,7 +42,7 @@ from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import check_target, refuse_planned
 from ckpt_cli.output.writer import Written
 from ckpt_cli.paths import absolute
-from ckpt_cli.progress import Progress
+from ckpt_cli.progress import Progress, warn_before
 from ckpt_cli.results.checkpoint import NoteInfo, StepInfo
 from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.agreement.learning_rates import rate_notes
@@ -115,6 +115,8 @@ def extract_state(
         notes = [*notes, *_told(state, optimizer, whole, files), *unversioned_notes([*watched, *whole.sources])]
         if chosen.strict:
             refuse_warnings(notes)
+        for note in () if chosen.dry_run else (note for note in notes if note.code == AMONG):
+            warn_before(progress, note.code, note.text, whole.bytes_written)
         order = Order(
             whole,
             side,

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from ckpt_cli.base_model.alike import laid_out_alike
 from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.commands.verify import damaged_of, verify_written
+from ckpt_cli.discover.default_output import AMONG
 from ckpt_cli.discover.forms.states_inside import state_inside_notes
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.drafting.job import Job
@@ -29,7 +30,7 @@ from ckpt_cli.output.key_map import read_key_map
 from ckpt_cli.output.publish import Publication
 from ckpt_cli.output.strict import refuse_warnings
 from ckpt_cli.output.target import refuse_planned
-from ckpt_cli.progress import Progress
+from ckpt_cli.progress import Progress, warn_before
 from ckpt_cli.pushing.destination import Destination, refuse_several
 from ckpt_cli.pushing.upload import delivered, planned
 from ckpt_cli.results.drift import BaseComparison
@@ -99,6 +100,10 @@ def merge(
         checkpoint = describe_checkpoint(opened)
         if chosen.strict:
             refuse_warnings([*checkpoint.notes, *(note for job in jobs for note in job.notes)])
+        for job in () if chosen.dry_run else jobs:
+            for note in job.notes:
+                if note.code == AMONG:
+                    warn_before(progress, note.code, note.text, job.plan.bytes_written)
 
         def call() -> PartCall:
             """The same merge elsewhere: of this step, whatever is saved meanwhile."""

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.verify_source import (
+    as_in_source,
     changed_sources,
     different_arguments,
     different_scales,
@@ -26,7 +27,17 @@ from ckpt_cli.commands.verify_source import (
     planned_source,
     summary_of,
 )
-from ckpt_cli.commands.verify_subjects import Subject, checksums_of, config_of, find_subjects, is_output, merged_tensors, set_subject
+from ckpt_cli.commands.verify_subjects import (
+    Subject,
+    checksums_of,
+    config_of,
+    find_subjects,
+    in_parts,
+    is_output,
+    merged_tensors,
+    refuse_itself,
+    set_subject,
+)
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
@@ -44,17 +55,16 @@ from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.drift import BaseComparison
-from ckpt_cli.results.verify import Finding, SourceComparison, VerifyPart, VerifyResult
+from ckpt_cli.results.verify import SEVERITIES, Finding, SourceComparison, VerifyPart, VerifyResult
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.records import DamagedRecord
-from ckpt_cli.tensors.tensor import same_bytes
 from ckpt_cli.tensors.torn import torn_files
-from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome
+from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome, without_repeats
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings
 from ckpt_cli.verifying.drift.plot import check_plot, draw
-from ckpt_cli.verifying.findings import KINDS, finding
+from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
 from ckpt_cli.verifying.gathering import GatheredChecks, answered, read_parts, result_of
 from ckpt_cli.verifying.launched import check_beside_of, parts_of_nodes, parts_that_meet
@@ -105,7 +115,7 @@ def verify(
     elif asked.options.engine == "ray":
         parts = parts_of_nodes(verify_part, asked, progress)
     else:
-        return _verified(asked, ALL, progress, reference, picture)
+        return _of_parts(asked, progress) if reference is None and in_parts(asked) else _verified(asked, ALL, progress, reference, picture)
     checks = GatheredChecks(parts)
     result = _verified(answered(asked, parts[0]), checks, progress, reference, picture)
     checks.finish()
@@ -151,6 +161,11 @@ def verify_launched(path: PathLike, *, progress: Progress | None = None, **given
     part = verify_part(path, AUTO[0], progress=progress, **given)
     with parts_that_meet(folder, part) as documents:
         return verify(path, gather=documents, progress=progress, **given) if documents else part
+
+
+def _of_parts(asked: Asked, progress: Progress | None) -> VerifyResult:
+    """All parts of a model that has several, each compared with that of the same name in the source."""
+    return VerifyResult.of_parts(str(asked.path), {name: _verified(each, ALL, progress) for name, each in in_parts(asked).items()})
 
 
 def _verified(
@@ -211,7 +226,7 @@ def _verified(
                 different, summary, guessed = _against(one, config, opened, files, chosen, progress, checks, number)
                 notes += guessed
                 wrong = {item.tensor for item in different}
-                found = [_as_in_source(item) if item.tensor not in wrong else item for item in found] + different
+                found = [as_in_source(item) if item.tensor not in wrong else item for item in found] + different
                 sources.append(summary)
         comparison = None
         if reference is not None:
@@ -296,20 +311,10 @@ def _report(
         naming=config.naming,
         names=config.names,
         wrapped=config.wrapped,
-        findings=tuple(sorted(_without_repeats(found), key=lambda item: ("error", "warning", "info").index(item.severity))),
+        findings=tuple(sorted(without_repeats(found), key=lambda item: SEVERITIES.index(item.severity))),
         seconds=time.monotonic() - started,
         **measured,
     )
-
-
-def _without_repeats(found: Sequence[Finding]) -> list[Finding]:
-    """Drops what is said of a file twice, and "changed" of files that are known to be damaged."""
-    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None and KINDS[item.code].level != "against"}
-    kept: dict[str, Finding] = {}
-    for item in found:
-        if item.code not in ("changed-side-file", "other-side-file") or item.file not in damaged:
-            kept.setdefault(repr((item.code, item.file, item.tensor, item.message)), item)
-    return list(kept.values())
 
 
 # -- against its source ----------------------------------------------------------------------------------------------
@@ -328,7 +333,7 @@ def _against(
     """Compare with the checkpoint that the output was made from; the notes are about what was taken for granted of its adapters."""
     manifest = subject.manifest
     hint = "pass the checkpoint that it was made from, or --full to check its values without one"
-    _refuse_itself(subject, opened, "--against", hint)
+    refuse_itself(subject, opened, "--against", hint)
     part, wanted = planned_source(subject.path, subject.tensors, manifest, opened, options.said, files)
     if not subject.readable:
         # What lies in a file that cannot be read is known to be lost.
@@ -342,17 +347,6 @@ def _against(
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), name=f"records {number}", **shared)
     return [*found, *damaged, *changed_sources(manifest)], summary, [note for note in part.notes if note.code in GUESSED]
-
-
-def _refuse_itself(subject: Subject, opened: Opened, option: str, hint: str) -> None:
-    """Raise UsageError if an option names what is verified, also through links: comparing a thing with itself says nothing."""
-    if same_bytes(subject.stored.values(), opened.components[0].component.tensors.values()):
-        raise UsageError(f"{option} names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
-
-
-def _as_in_source(item: Finding) -> Finding:
-    """A matrix of zeros that is also zero in the source was trained that way."""
-    return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
 
 
 # -- against a base --------------------------------------------------------------------------------------------------
@@ -378,7 +372,7 @@ def _against_base(
     if has_adapters(subject.tensors):
         hint = "fuse them first: ckpt merge with --base, then verify the result"
         raise UsageError("these are LoRA adapters alone, which a base does not have", path=subject.path, hint=hint)
-    _refuse_itself(subject, opened, "--base", "pass the model that training started from")
+    refuse_itself(subject, opened, "--base", "pass the model that training started from")
     its = opened.components[0].assets.config
     reference, turned = seen_alike(merged_tensors(opened, files, options.lora_alpha), subject.tensors, (config.config, its))
     notes = (*opened.notes, *turned_notes(turned, "the base"))

@@ -11,17 +11,17 @@ from typing import Any, get_args
 from ckpt_cli import shell
 from ckpt_cli.discover.beside.folders import ADAPTER_WEIGHTS
 from ckpt_cli.discover.components import expanded
-from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.dtypes import BY_CODE, Dtype
-from ckpt_cli.errors import CkptError, CorruptFile, Unreadable, UsageError
+from ckpt_cli.errors import CkptError, CorruptFile, NotFound, Unreadable, UsageError
 from ckpt_cli.files.folders import is_there, status_of
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
-from ckpt_cli.formats.step_names import number_in_manifest
+from ckpt_cli.formats.step_names import number_in_manifest, step_of
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.megatron.config import check_config
@@ -30,7 +30,7 @@ from ckpt_cli.lora.merge import adapters_alone, exported_scales
 from ckpt_cli.lora.parts import within_part
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
-from ckpt_cli.names import LoraMode, Naming, ShardOrder
+from ckpt_cli.names import LoraMode, Naming, ShardOrder, few
 from ckpt_cli.output.plan import OutputTensor
 from ckpt_cli.results.verify import Finding, SourceComparison
 from ckpt_cli.tensors.tensor import Tensor
@@ -158,6 +158,11 @@ def open_source(
     said = number_in_manifest(manifest.facts) if manifest is not None else None
     target = locate(path, None, also)
     known = {found.step for found in target.checkpoints} if target.run is not None else set()
+    if step is None and said is not None and known and manifest is not None and manifest.command == MERGE:
+        unread = (*(each.step for each in target.blocked), *map(step_of, (*target.bare, *target.partial)))
+        if said not in (*known, *unread):
+            raise _gone(target, said, known, manifest)
+        known |= {said}  # a step that is not whole is refused where it is opened, and no other one takes its place
     component = str(manifest.facts.get("component")) if manifest is not None and manifest.command == "merge" else None
     places = {place.name for found in target.checkpoints for place in found.places}
     if component is not None and component not in places:
@@ -175,6 +180,18 @@ def open_source(
         also=also,
         shard_order=_order(manifest, shard_order),
         ema_from_model=ema_from_model,
+    )
+
+
+def _gone(target: Target, said: int, known: Collection[int | None], manifest: Manifest) -> NotFound:
+    """The error for a run without the step that an output was merged from: any other one has other values."""
+    there = few([str(step) for step in sorted(step for step in known if step is not None)], 6)
+    proof = "--full checks the values by the checksums in the manifest, without a source; " if any(manifest.checksums.values()) else ""
+    return NotFound(
+        f"this was merged from step {said}, which is not in this run, or not any more",
+        path=target.path,
+        expected=f"step {said}; there are {there}",
+        hint=f"{proof}--step N compares with another step all the same",
     )
 
 
@@ -234,6 +251,11 @@ def summary_of(
         different=len({item.tensor for item in found if item.tensor is not None}),
         lora=lora,
     )
+
+
+def as_in_source(item: Finding) -> Finding:
+    """A matrix of zeros that is also zero in the source was trained that way."""
+    return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
 
 
 def changed_sources(manifest: Manifest | None) -> list[Finding]:

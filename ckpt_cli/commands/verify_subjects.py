@@ -13,12 +13,18 @@ from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.siblings import notes_below
+from ckpt_cli.discover.downloads.commits import commit_notes
+from ckpt_cli.discover.downloads.copies import notes_of_copies
+from ckpt_cli.discover.downloads.unfinished import unfinished_notes
+from ckpt_cli.discover.forms.composite import composite_in
 from ckpt_cli.discover.forms.inner_steps import Read, notes_inside
+from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.found import Found
+from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.drafting.draft import Draft
-from ckpt_cli.errors import CkptError, NotFound
+from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
@@ -29,7 +35,7 @@ from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, s
 from ckpt_cli.formats.safetensors.scan import WeightSet
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.hub.adapters.other_kinds import OtherAdapters, other_adapters
-from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.assets import CONFIG, files_of
 from ckpt_cli.hub.beside.lacking import lost_notes
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.loading.notes import notes_of_reading
@@ -37,14 +43,16 @@ from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
+from ckpt_cli.paths import absolute
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.tensor import Tensor, same_bytes
 from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
 from ckpt_cli.verifying.beside import damaged_files
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import MODEL, FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
+from ckpt_cli.verifying.options import Asked
 
 STATE, THE_STEP = "extract-state", "the step"
 UNREAD = ("damaged-config", "lfs-pointer", "file-pointer", "unreadable-file")
@@ -102,7 +110,8 @@ def find_subjects(
         as_step = Found(path, step_of(path), places)
         lost = [*_lost_by_step(as_step), *(mark_notes(as_step, places[0]) if places else ())]
         found = _folder_subjects(path, files, type)
-        return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost)) for one in found]
+        lost += _steps_inside(path) if as_step.step is None else []
+        return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost, *_of_downloads(path, one, files))) for one in found]
     if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
@@ -152,12 +161,46 @@ def _lost_by_step(found: Found) -> list[Note]:
     return []
 
 
+def _steps_inside(path: Path) -> list[Note]:
+    """A warning about steps in a folder that has weights of its own."""
+    with contextlib.suppress(CkptError):  # what cannot be looked at is told where it is read
+        return steps_inside_notes(locate(path))
+    return []
+
+
+def _of_downloads(path: Path, one: Subject, files: Files) -> list[Note]:
+    """What is said of downloads into a folder: files that did not arrive, second ones, those of several commits."""
+    weights = dict.fromkeys(Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces)
+    with contextlib.suppress(CkptError):
+        assets = files_of(path)
+        copies = notes_of_copies({*map(absolute, weights)}, [*weights, *assets.values()], files)
+        return [*unfinished_notes((path,), {}), *commit_notes(weights, assets.get(CONFIG)), *copies]
+    return []
+
+
 def _notes_below(path: Path, taken: Collection[Path], one: Subject, files: Files) -> list[Note]:
     read = {Path(piece.source.path) for tensor in one.stored.values() for piece in tensor.pieces}
     restarts = restart_notes(path, one.component, one.stored, None, files)
     below = notes_below((path,), path, {*taken, *restarts}, one.component, one.tensors, {}, files, read=read)
     inside = notes_inside(path, Read(one.component, [*read], one.tensors, {}, ReadOptions(), one.component == MODEL), files)
     return [*restarts.values(), *below, *inside]
+
+
+def refuse_itself(subject: Subject, opened: Opened, option: str, hint: str) -> None:
+    """Raise UsageError if an option names what is verified, also through links: comparing a thing with itself says nothing."""
+    if same_bytes(subject.stored.values(), opened.components[0].component.tensors.values()):
+        raise UsageError(f"{option} names what is verified itself, so there is nothing to compare", path=subject.path, hint=hint)
+
+
+def in_parts(asked: Asked) -> dict[str, Asked]:
+    """What is asked of each part of a model that has several, by its path in the folder; of other models nothing."""
+    whole = composite_in(asked.path, Folders()) if asked.step is None and asked.type is None and is_folder(asked.path) else None
+    source = None if asked.against is None else composite_in(asked.against, Folders())
+    parts = {} if whole is None else dict(zip(whole.names, whole.parts, strict=True))
+    return {
+        name: replace(asked, path=part, against=asked.against / name if source is not None and asked.against is not None else asked.against)
+        for name, part in parts.items()
+    }
 
 
 def merged_tensors(opened: Opened, files: Files, alpha: float | None) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckpt_cli import shell
 from ckpt_cli.discover.beside.folders import DEPTH, Held, files_with_weights, held_below, kind_of
+from ckpt_cli.discover.forms.composite import Composite, composite_in
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import Undecidable, Unreadable, Unsupported
 from ckpt_cli.files.folders import Folders
@@ -62,13 +63,21 @@ def weights_beneath(folder: Path, there: Folders, known: Sequence[Match] = (), p
             shown = [Held(path, path.relative_to(folder).as_posix(), "apart", (match,)) for path, match in zip(spots, seconds, strict=True)]
             return [replace(seconds[0], component="model", trouble=_no_choice(folder, shown, rivals, others)), *seconds[len(known) :]]
         if readable and (len(models) != 1 or others or any(entry is not models[0] for entry in rivals)):
-            trouble = _no_choice(folder, readable, [entry for entry in rivals if entry not in readable], others)
+            whole = composite_in(folder, there)
+            is_one = whole is not None and all(entry.path in whole.parts for entry in readable)
+            unread = [entry for entry in rivals if entry not in readable]
+            trouble = in_parts(whole) if whole is not None and is_one else _no_choice(folder, readable, unread, others)
             # An average beside models that are not told apart is none of what is meant either.
             return [replace(match, trouble=trouble) for entry in (readable[0], *averages) for match in _as_average(entry)]
         meant = models
     chosen = [match for entry in meant for match in _as_numbered(entry)]
     chosen += [match for entry in averages for match in _as_average(entry) if len(averages) == 1]
     return chosen or _refused(folder, there)
+
+
+def in_parts(whole: Composite) -> NoChoice:
+    """The error for a model of several parts, where the weights of one are asked for."""
+    return NoChoice(whole.told, path=whole.folder, expected="the folder of one part: a merge or an average is of one", hint=whole.hint)
 
 
 def _as_numbered(entry: Held) -> list[Match]:

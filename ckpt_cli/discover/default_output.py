@@ -20,6 +20,9 @@ from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.urls import is_remote
 
+AMONG = "output-among-steps"
+"""The code of a warning that is of use before the output is written."""
+
 OF_TRANSFORMERS = re.compile(r"checkpoint-[0-9]+")
 """Its ``save_total_limit`` counts whatever begins so (`transformers.trainer_utils.sort_checkpoints`)."""
 OF_ACCELERATE, ITS_STEPS, ITS_STATE = re.compile(r"checkpoint_[0-9]+"), "checkpoints", re.compile(r"random_states_[0-9]+\.pkl")
@@ -57,7 +60,7 @@ def among_steps_notes(found: Found, output: Path) -> list[Note]:
     if not told:
         return []
     text = f"{output.name} lies among the steps of a training: {told}; pass -o with a folder outside of {step.parent.name}/"
-    return [Note("warning", "output-among-steps", text)]
+    return [Note("warning", AMONG, text)]
 
 
 def _lacking_steps(run: Path, there: Folders) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 from ckpt_cli import shell
 from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.beside.optimizer import optimizer_error
-from ckpt_cli.discover.between import is_chosen
+from ckpt_cli.discover.between import in_parts, is_chosen
 from ckpt_cli.discover.components import with_lost
+from ckpt_cli.discover.forms.composite import composite_in
 from ckpt_cli.discover.found import Place, Target
 from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.nodes.also import with_also
@@ -173,6 +174,8 @@ def _locate(given: Path, step: int | None, steps_meant: bool, there: Folders) ->
     if cached is not None:
         return _locate(cached, step, steps_meant, there)
     refuse_unfinished(given, there)
+    if (whole := composite_in(given, there)) is not None:
+        raise in_parts(whole)
     near, more = _nearest(given, there)
     foreign = optimizer_error(given, there) or foreign_error(given, there, 0) or (None if near else foreign_error(given, there))
     raise foreign or NotRecognised(

@@ -34,8 +34,9 @@ from ckpt_cli.discover.forms.archives import why_bare
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.leftover_indexes import leftover_index_notes
+from ckpt_cli.discover.forms.lone_parts import lone_part_notes
 from ckpt_cli.discover.forms.not_taken import not_taken_notes
-from ckpt_cli.discover.forms.passed_over import passed_over_notes
+from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
 from ckpt_cli.discover.forms.registered import registered_notes
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
@@ -286,6 +287,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *config_notes(found, place, assets),
         *notes_of_ranks(place, files),
         *twin_notes(place.name, component.tensors),
+        *lone_part_notes(place, assets.config),
         *train_mode_notes(found, place, files),
         *unread_notes(found, place),
         *mark_notes(found, place),

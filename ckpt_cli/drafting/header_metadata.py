@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ckpt_cli.lora.alphas.in_header import HEADER_KEY
 from ckpt_cli.names import few
 from ckpt_cli.output.plan import OutputTensor, Plan
 from ckpt_cli.tensors.component import Note
@@ -21,6 +22,9 @@ def carried_metadata(metadata: Mapping[str, str], stored: Mapping[str, Tensor], 
     """What an output says besides tensors, and a note about what it does not; ``stored`` are the tensors of the source."""
     if not metadata or all(_is_as_stored(output, stored.get(output.name)) for output in plan.tensors):
         return dict(metadata), []
+    metadata = {key: value for key, value in metadata.items() if key != HEADER_KEY}  # adapters were fused, or have it in a file
+    if not metadata:
+        return {}, []
     about = [key for key, value in metadata.items() if _is_about(key, value, stored)]
     lost = few(about or list(metadata))
     text = f"the headers of the source say more of its tensors ({lost}), which is not written: names, dtypes or values of the output differ"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from ckpt_cli.base_model.ends import moved_end_notes
 from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
+from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
@@ -23,9 +24,11 @@ from ckpt_cli.hub.beside.codes import without_settings_of_codes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_optional_of_base
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
+from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import is_quantised, not_loaded
+from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.entries.generation import lost_settings
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
@@ -169,9 +172,10 @@ def _with_lacks_of_base(claim: Claim, draft: Draft, setting: Setting[Options]) -
 def compared_claim(draft: Draft) -> Claim:
     """What comparing the tensors of a draft with their class says."""
     selection = draft.selection
+    shapes = {name: tensor.shape for name, tensor in draft.tensors.items()}
     claim = claim_for(
-        {name: tensor.shape for name, tensor in draft.tensors.items()},
-        selection.kind,
+        shapes,
+        _class_written(draft, shapes),
         selection.naming,
         draft.assets.config,
         on_purpose=draft.on_purpose - selection.tied.keys(),  # a class that needs what is tied is told
@@ -181,6 +185,13 @@ def compared_claim(draft: Draft) -> Claim:
     )
     told = f", {DDP} was removed from {selection.unwrapped} of them" if selection.unwrapped else ""
     return replace(claim, text=claim.text + told)
+
+
+def _class_written(draft: Draft, shapes: Mapping[str, Shape]) -> KnownClass | str:
+    """The class of what is written: another one than that of all tensors where a head was left out, so that config.json will name it."""
+    kind = draft.selection.kind
+    named = repaired_class(draft.assets.config, shapes).get("architectures", [None])[0]
+    return known_class(draft.assets.config, shapes) if isinstance(kind, KnownClass) and named not in (None, kind.kind) else kind
 
 
 def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:

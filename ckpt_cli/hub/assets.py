@@ -62,7 +62,7 @@ class Assets:
     mean, as they were before any of them was read. ``broken`` are links that lead nowhere, in whose place there is nothing of the run.
     ``no_configs`` are files named config.json that were passed over, each with what it holds; ``aside`` are files of
     a base that were not copied, since they may be weights. ``lost`` is what another step has of them. ``choices`` is what is said of
-    files that were not taken beside these.
+    files that were not taken beside these. ``unsaid`` are entries of config.json that are not true of what is written.
     """
 
     files: Mapping[str, Path]
@@ -76,6 +76,7 @@ class Assets:
     aside: tuple[Path, ...] = ()
     lost: Lost = NOTHING_LOST
     choices: tuple[Note, ...] = ()
+    unsaid: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:

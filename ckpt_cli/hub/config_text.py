@@ -36,9 +36,10 @@ def _config_of(raw: bytes) -> dict[str, Any]:
     return config
 
 
-def config_with(content: bytes | Path, changes: Mapping[str, Any]) -> bytes:
-    """A config.json with other entries."""
-    return (json.dumps({**read_config(content), **changes}, indent=2, ensure_ascii=False) + "\n").encode()
+def config_with(content: bytes | Path, changes: Mapping[str, Any], without: Collection[str] = ()) -> bytes:
+    """A config.json with other entries, and without some."""
+    entries = {key: value for key, value in {**read_config(content), **changes}.items() if key not in without}
+    return (json.dumps(entries, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def config_with_dtype(path: Path, dtype: str, *, only: bool) -> bytes | Path:

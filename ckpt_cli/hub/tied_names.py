@@ -10,6 +10,9 @@ SAYINGS = tuple((outer, inner) for outer in (None, False, True) for inner in (No
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 HEADS = ("lm_head.weight", "embed_out.weight")
+SHARED = "shared.weight"
+"""The one embedding of encoder and decoder (T5, BART), which each of them, and the head, call by a name of their own."""
+
 MODULES = frozenset(name.removesuffix(".weight") for name in (*EMBEDDINGS, *HEADS))
 """The modules that these are weights of."""
 

@@ -18,6 +18,8 @@ from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.adapters.other_kinds import LOADED, PROMPTS
 from ckpt_cli.hub.config import Config, model_types
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
+from ckpt_cli.lora.alphas.in_header import HeaderConfig, header_config
+from ckpt_cli.lora.alphas.near_config import near_configs, near_text
 from ckpt_cli.lora.settings import REFUSED, unknown_settings
 from ckpt_cli.lora.targets import ends
 from ckpt_cli.names import few
@@ -56,6 +58,8 @@ class AdapterFacts:
     unusable: str = ""
     """What a file says in place of an alpha."""
     rank_origin: str = ""
+    lead: str = ""
+    """What a header puts in front of the names of all modules: that of the model in a pipeline, with its dot."""
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of the product: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA.
@@ -142,7 +146,9 @@ class AdapterFacts:
 
 
 def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | None = None) -> AdapterFacts:
-    """Read the files in ``homes`` (component folder, checkpoint): META first, then CONFIG; ``given`` is ``--lora-alpha``, which wins.
+    """Read the files in ``homes`` (component folder, checkpoint): META first, then CONFIG, or what a header has instead.
+
+    ``given`` is ``--lora-alpha``, which wins.
 
     ``model`` is the config of the model. An alpha of 0 counts as unknown, and a rank of 0 in META: some trainers write that whatever was
     trained. Raises CorruptFile, UsageError.
@@ -153,32 +159,41 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
     config_path = adapter_config(homes)
     meta = _object(meta_path) if meta_path is not None else {}
     config = _object(config_path) if config_path is not None else {}
+    header = header_config(homes) if config_path is None else HeaderConfig()
+    of_config = f"the header of {header.name}" if header.config else CONFIG
+    config = dict(header.config) or config
     _check_kind(config, config_path)
-    known = [(float(said["lora_alpha"]), name) for said, name in ((meta, META), (config, CONFIG)) if _is_alpha(said.get("lora_alpha"))]
-    unusable = [f"{name} says {_said(said['lora_alpha'])}" for said, name in ((meta, META), (config, CONFIG)) if "lora_alpha" in said]
+    known = [(float(said["lora_alpha"]), name) for said, name in ((meta, META), (config, of_config)) if _is_alpha(said.get("lora_alpha"))]
+    unusable = [f"{name} says {_said(said['lora_alpha'])}" for said, name in ((meta, META), (config, of_config)) if "lora_alpha" in said]
     if {said.get("lora_alpha") == 0 for said in (meta, config) if "lora_alpha" in said} == {True}:
         unusable[-1] += ", which some trainers write whatever was trained"
-    looked_in = tuple(name for said, name in ((meta, META), (config, CONFIG)) if said)
-    notes = []
+    looked_in = tuple(name for said, name in ((meta, META), (config, of_config)) if said)
+    near = near_configs(homes) if config_path is None and not config else []
+    notes = [Note("warning", "near-name", near_text(near))] if near else []
     if given is not None:
-        notes = [
+        notes += [
             Note("warning", "lora-alpha", f"{name} says alpha {alpha:g}; --lora-alpha {given:g} was used")
             for alpha, name in known
             if alpha != given
         ]
+        if header.models:
+            text = f"{header.unusable}; --lora-alpha {given:g} was used for all of them, which diffusers alone loads together"
+            notes.append(Note("warning", "lora-alpha", text))
         known = [(given, FLAG)]
     elif len({alpha for alpha, _ in known}) > 1:
-        text = f"{META} says alpha {known[0][0]:g}, which was used; {CONFIG} says {known[1][0]:g}"
+        text = f"{META} says alpha {known[0][0]:g}, which was used; {of_config} says {known[1][0]:g}"
         notes.append(Note("warning", "lora-alpha", text))
     if given is not None and config.get("alpha_pattern"):
         notes.append(
-            Note("warning", "lora-alpha", f"alpha_pattern of {CONFIG} is passed over: --lora-alpha {given:g} was used for all modules")
+            Note("warning", "lora-alpha", f"alpha_pattern of {of_config} is passed over: --lora-alpha {given:g} was used for all modules")
         )
     if unknown := unknown_settings(config):
-        text = f"{CONFIG} has {'a setting' if len(unknown) == 1 else 'settings'} that ckpt does not know, and which may change the result"
+        text = (
+            f"{of_config} has {'a setting' if len(unknown) == 1 else 'settings'} that ckpt does not know, and which may change the result"
+        )
         notes.append(Note("warning", "unknown-setting", f"{text}: {few(unknown)}"))
-    ranks = [(said["r"], name) for said, name in ((meta, META), (config, CONFIG)) if type(said.get("r")) is int]
-    rank, rank_origin = next(((rank, name) for rank, name in ranks if rank > 0 or name == CONFIG), (None, ""))
+    ranks = [(said["r"], name) for said, name in ((meta, META), (config, of_config)) if type(said.get("r")) is int]
+    rank, rank_origin = next(((rank, name) for rank, name in ranks if rank > 0 or name == of_config), (None, ""))
     task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
     alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
     return AdapterFacts(
@@ -190,8 +205,9 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
         looked_in,
         tuple(notes),
         frozenset(model_types(model or {})),
-        " and ".join(unusable),
+        " and ".join(unusable) or header.unusable or (near_text(near) if near else ""),
         rank_origin,
+        header.lead,
     )
 
 

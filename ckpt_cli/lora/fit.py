@@ -13,7 +13,7 @@ from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
 from ckpt_cli.hub.classes.dtypes import is_packed, what_codes
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, SHARED, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
 from ckpt_cli.lora.on_base.turned import turned_modules
@@ -199,7 +199,7 @@ def lacks_base(state: PeftState) -> bool:
     With an adapted embedding or output head, PEFT saves a copy of its weight beside the factors (``save_embedding_layers="auto"``).
     """
     without = [adapter for adapter in state.adapters if not _candidates(adapter, state.tensors)]
-    copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, *HEADS)}
+    copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, SHARED, *HEADS)}
     if len(without) == len(state.adapters):
         return bool(without)
     others = [name for name in state.tensors if name not in copies and name not in state.saved and not name.endswith(".bias")]
@@ -247,6 +247,9 @@ def _no_weight_hint(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
     """What can be done about an adapter without its weight. PEFT leaves out adapters of modules that a model has not."""
     if any(name.startswith(f"{adapter.module}.") for name in tensors):
         return "pass --lora export, without --base, and fuse it with PEFT"
+    shared = [name for name in tensors if last_two(name) == SHARED]
+    if shared and last_two(f"{adapter.module}.weight") in (*EMBEDDINGS, *HEADS):
+        return f"it is one of the uses of {shared[0]}, which is stored once: pass --lora export, without --base"
     leaf, sides = adapter.module.rpartition(".")[2], (adapter.b.shape[0], math.prod(adapter.a.shape[1:]))
     numbers = NUMBERS.findall(adapter.module)
     alike = [

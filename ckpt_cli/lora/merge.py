@@ -14,7 +14,7 @@ from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture, is_quantised
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
+from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, SHARED, last_two, tied_pair
 from ckpt_cli.lora.alphas.guessed import guessed_notes
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
@@ -32,7 +32,8 @@ from ckpt_cli.lora.fit import (
     pattern_key,
 )
 from ckpt_cli.lora.on_base.seen import SeenBase, as_in_memory
-from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part
+from ckpt_cli.lora.on_base.trained_class import heads_of_base
+from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part, without_lead
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
 from ckpt_cli.lora.settings import TYING, changed_base
 from ckpt_cli.lora.untrained import untrained_notes
@@ -120,8 +121,8 @@ def with_adapters_fused(
     `adapter_facts` and `fuse_adapters` raise.
     """
     component = opened.component
-    state = parse_peft(component.tensors)
     facts = adapter_facts(opened.homes, alpha, opened.assets.config)
+    state = without_lead(parse_peft(component.tensors), facts.lead)
     seen = SeenBase({}, opened.assets.config)
     if base is not None and lacks_base(state):
         seen = as_in_memory(base.tensors, opened.assets.config, state.adapters, facts.config)
@@ -174,7 +175,11 @@ def with_adapters_fused(
         notes.append(Note("warning", "lora-tied", _summed_text(result, ties=facts.config.get(TYING) is True)))
     notes += [*_layout_notes(state, facts), *untrained_notes(state.adapters)]
     info = _info("fused", state, facts, result.ranks, result.scales)
-    return replace(component, tensors=seen.whole(result.tensors)), info, tuple(notes)
+    whole = seen.whole(result.tensors)
+    if seen.tensors and (heads := heads_of_base(whole, config, facts.config, [adapter.module for adapter in state.adapters])):
+        notes.append(Note("info", "other-head", f"{few(heads)} of the base is not written: the adapters are for a classifier without it"))
+        whole = {name: tensor for name, tensor in whole.items() if name not in heads}
+    return replace(component, tensors=whole), info, tuple(notes)
 
 
 def _tie_notes(state: PeftState, config: Config) -> list[Note]:
@@ -185,7 +190,7 @@ def _tie_notes(state: PeftState, config: Config) -> list[Note]:
     if not ties_embeddings(config):
         return []
     adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]
-    embeddings, heads = ([name for name in adapted if last_two(name) in known] for known in (EMBEDDINGS, HEADS))
+    embeddings, heads = ([name for name in adapted if last_two(name) in known] for known in ((*EMBEDDINGS, SHARED), HEADS))
     pair = tied_pair(list(state.tensors))
     apart = pair is not None and not any(state.tensors[name].alias_of for name in pair)
     if bool(embeddings) == bool(heads) or apart:
@@ -217,6 +222,7 @@ def exported_adapter(opened: Adapted, base: str | None, alpha: float | None, ref
     """
     config, stored = opened.assets.config, parse_peft(opened.component.tensors)
     facts = adapter_facts(opened.homes, alpha, config)
+    stored = without_lead(stored, facts.lead)
     seen = SeenBase({}, config)
     if reference is not None and lacks_base(stored):
         seen = as_in_memory(reference.tensors, config, stored.adapters, facts.config)
@@ -266,8 +272,8 @@ def _layout_notes(state: PeftState, facts: AdapterFacts, *, exported: bool = Fal
 
 def exported_scales(opened: Adapted, alpha: float | None) -> dict[str, float]:
     """The scale of each module of a run's adapters."""
-    state = within_part(parse_peft(opened.component.tensors))
     facts = adapter_facts(opened.homes, alpha, opened.assets.config)
+    state = within_part(without_lead(parse_peft(opened.component.tensors), facts.lead))
     return scales_of(state, facts, state.tensors)
 
 

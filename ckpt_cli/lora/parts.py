@@ -10,7 +10,7 @@ from typing import TypeVar
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.peft_names import Adapter, PeftState
+from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.lora.fit import fits
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -42,6 +42,16 @@ def placed(state: PeftState, base: Mapping[str, Tensor]) -> PeftState:
     leads = ["", *accumulate(f"{part}." for part in shared)]
     fitting = {lead: sum(fits(_of_adapter(adapter, lead), base) for adapter in state.adapters) for lead in leads}
     return _renamed(state, max(leads, key=lambda lead: fitting[lead]))
+
+
+def without_lead(state: PeftState, lead: str) -> PeftState:
+    """Adapters alone without the name of their model, which a file of a pipeline has in front of all names."""
+    modules = [adapter.module for adapter in state.adapters]
+    if not lead or not modules or not all(module.startswith(lead) for module in modules):
+        return state
+    under = f"{PREFIX}{lead}"
+    exported = {f"{PREFIX}{name[len(under) :]}" if name.startswith(under) else name: each for name, each in state.exported.items()}
+    return replace(_renamed(state, lead), exported=exported)
 
 
 def refuse_apart(state: PeftState, beside: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.safetensors.names import INDEX, SINGLE
 from ckpt_cli.formats.step_names import numbered
+from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files, check_factors, with_adapters_fused
 from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode, refuse_other_adapters
@@ -26,6 +27,7 @@ from ckpt_cli.merging.adapters_fit import check_adapters_fit
 from ckpt_cli.merging.kept_config import kept_config_notes
 from ckpt_cli.merging.match_base import matched_with_base
 from ckpt_cli.merging.options import MergeOptions
+from ckpt_cli.merging.plain_weights import with_plain_config
 from ckpt_cli.names import plural
 from ckpt_cli.output import plan
 from ckpt_cli.output.key_map import Rule, read_key_map
@@ -123,6 +125,7 @@ def _model_job(opened: Opened, group: Group, target: Path, setting: Setting[Merg
     names = [file.name for file in whole.files]
     if options.in_place:
         _refuse_beside_adapter(target, {*names, whole.index_name})
+        _refuse_beside_config(target, drafts)
     if len(set(names)) < len(names):
         hint = (
             "leave out --in-place: each then gets a folder of its own" if options.in_place else "merge them one by one with --type and -o"
@@ -174,6 +177,17 @@ def _refuse_part_in_place(draft: Draft, options: MergeOptions) -> None:
         )
 
 
+def _refuse_beside_config(folder: Path, drafts: Sequence[Draft]) -> None:
+    """Raise UsageError for weights beside a config.json that says of them what is not true, and stays there."""
+    unsaid = [entry for draft in drafts for entry in draft.assets.unsaid]
+    if unsaid and is_file(folder / CONFIG):
+        raise UsageError(
+            f"--in-place would write plain weights beside a config.json with {unsaid[0]}, which stays there: loaders look for codes",
+            path=folder,
+            hint="pass -o instead of --in-place",
+        )
+
+
 def _refuse_beside_adapter(folder: Path, names: Collection[str | None]) -> None:
     """Raise UsageError for weights under the ``names`` of a model beside an adapter_config.json, which stays there."""
     if is_file(folder / ADAPTER_CONFIG) and not {SINGLE, INDEX}.isdisjoint(names):
@@ -210,6 +224,7 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
     if not keep and has_adapters(chosen.tensors):
         alone = setting.base is not None and adapters_alone(chosen.tensors)
         reference = setting.base.weights() if setting.base is not None and alone else None
+        component, told = with_plain_config(component, setting.base, {} if reference is None else reference.tensors)
         fused, notes = fused_adapters(component, setting.base, fused, options.lora_alpha)
         chosen, lora, more = with_adapters_fused(
             component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"), allow_overflow=options.allow_overflow
@@ -217,7 +232,7 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
         # What is computed of tensors has no replicas any more.
         kept = {id(tensor) for tensor in chosen.tensors.values()}
         computed = [tensor for tensor in component.component.tensors.values() if id(tensor) not in kept]
-        notes = (*notes, *more, *copies_compared(computed, setting))
+        notes = (*notes, *told, *more, *copies_compared(computed, setting))
     config, live, lacking = component.assets.config, component.live, component.lacking
     selection = select_tensors(chosen, config, options, setting.rules, adapters=keep, live=live, lacking=lacking)
     return Draft((component,), component.assets, chosen.tensors, selection, (*notes, *selection.notes), fused=fused, lora=lora)

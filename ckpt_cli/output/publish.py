@@ -122,8 +122,8 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
         side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0], only=len(elements) == 1)
     if CONFIG in side:
         repaired = repaired_class(assets.config, {output.name: output.tensor.shape for output in whole.tensors})
-        if repaired:
-            side[CONFIG] = config_with(side[CONFIG], repaired)
+        if repaired or assets.unsaid:
+            side[CONFIG] = config_with(side[CONFIG], repaired, assets.unsaid)
     return side
 
 

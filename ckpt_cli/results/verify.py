@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -21,6 +23,9 @@ class Finding(Frozen):
     file: Place | None = None
     numbers: dict[str, float | int | str] = Field(default_factory=dict)
 
+
+SEVERITIES = ("error", "warning", "info")
+"""From the gravest on."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -151,6 +156,33 @@ class VerifyResult(Frozen):
     seconds: float = 0.0
     notes: tuple[NoteInfo, ...] = ()
 
+    @classmethod
+    def of_parts(cls, path: str, parts: Mapping[str, VerifyResult]) -> VerifyResult:
+        """Of a model in several parts, each verified by itself: what was found names the files by their paths in the folder ``path``."""
+        results = list(parts.values())
+        found = {repr(item): item for name, result in parts.items() for item in (_in_folder(name, each) for each in result.findings)}
+        dtypes: Counter[str] = Counter()
+        for result in results:
+            dtypes.update(result.dtypes)
+        return cls(
+            path=path,
+            component="+".join(parts),
+            format="+".join(dict.fromkeys(result.format for result in results)),
+            files=sum(result.files for result in results),
+            tensors=sum(result.tensors for result in results),
+            elements=sum(result.elements for result in results),
+            bytes=sum(result.bytes for result in results),
+            dtypes=dict(dtypes),
+            architecture=None,
+            levels=results[0].levels,
+            checksums=sum(result.checksums for result in results),
+            bytes_read=sum(result.bytes_read for result in results),
+            findings=tuple(sorted(found.values(), key=lambda item: SEVERITIES.index(item.severity))),
+            against=tuple(one for result in results for one in result.against),
+            seconds=sum(result.seconds for result in results),
+            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        )
+
     @property
     def loads(self) -> bool:
         """Whether the class that config.json names was compared, and nothing that it needs is missing."""
@@ -166,3 +198,10 @@ class VerifyResult(Frozen):
     def exit_code(self) -> int:
         """1 if anything is wrong."""
         return 1 if self.of_severity("error") else 0
+
+
+def _in_folder(part: str, item: Finding) -> Finding:
+    """What was found of a part, as it is told of the folder around it."""
+    file = item.file or ""
+    beside = file.startswith(("/", "../"))
+    return item.model_copy(update={"file": file.removeprefix("../") if beside else f"{part}/{file}".rstrip("/")})

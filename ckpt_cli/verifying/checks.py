@@ -24,6 +24,7 @@ from ckpt_cli.results.verify import CheckedShare, Finding, VerifyPart
 from ckpt_cli.tensors.parallel import Advance, with_progress
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.urls import full_name, shown
+from ckpt_cli.verifying.findings import KINDS
 
 Item = TypeVar("Item")
 
@@ -154,3 +155,13 @@ def digest_of(part: VerifyPart) -> str:
 def printed(path: str | os.PathLike[str], *, whole: bool = True) -> str:
     """A path, the whole of it or as it is, as JSON can carry it."""
     return (full_name(path) if whole else shown(os.fspath(path))).encode("utf-8", "backslashreplace").decode()
+
+
+def without_repeats(found: Sequence[Finding]) -> list[Finding]:
+    """Drops what is said of a file twice, and "changed" of files that are known to be damaged."""
+    damaged = {item.file for item in found if item.severity == "error" and item.tensor is None and KINDS[item.code].level != "against"}
+    kept: dict[str, Finding] = {}
+    for item in found:
+        if item.code not in ("changed-side-file", "other-side-file") or item.file not in damaged:
+            kept.setdefault(repr((item.code, item.file, item.tensor, item.message)), item)
+    return list(kept.values())

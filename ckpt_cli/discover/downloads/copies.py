@@ -28,10 +28,11 @@ def copy_notes(found: Found, place: Place, component: Component, assets: Iterabl
     Copies that have a name of weights are told with all other weights that are left out.
     """
     weights = () if found.is_named(place) else (*place.match.files, *component.files)
-    return list(_notes(set(map(absolute, component.files)), dict.fromkeys((*weights, *assets)), files))
+    return list(notes_of_copies(set(map(absolute, component.files)), dict.fromkeys((*weights, *assets)), files))
 
 
-def _notes(weights: Container[str], read: Collection[Path], files: Files) -> Iterator[Note]:
+def notes_of_copies(weights: Container[str], read: Collection[Path], files: Files) -> Iterator[Note]:
+    """The same about copies beside all files that were ``read``; none of these is one of the ``weights``, which are whole paths."""
     differing: dict[str, str] = {}
     equal: list[str] = []
     lone: list[str] = []

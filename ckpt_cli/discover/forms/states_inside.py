@@ -16,7 +16,7 @@ from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.formats.step_names import is_like_step, step_of
-from ckpt_cli.names import few
+from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
 
 
@@ -38,7 +38,7 @@ def steps_inside_notes(target: Target) -> list[Note]:
     """A warning of step folders in a folder that has weights of its own, which are read."""
     if not target.steps_inside:
         return []
-    text = f"the folder has weights of its own and {target.steps_inside} step folders: --step N picks one of these"
+    text = f"the folder has weights of its own and {plural(target.steps_inside, 'step folder')}: --step N picks one"
     return [Note("warning", "steps-inside", text)]
 
 

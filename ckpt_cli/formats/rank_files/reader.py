@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ckpt_cli import shell
 from ckpt_cli.errors import CkptError, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.pickle_nodes import as_dict, describe
@@ -232,12 +233,15 @@ def unproven(states: Sequence[RankState]) -> PartOfSet:
             expected="the file of one step",
             hint=f"pass one of them, such as {states[-1].path}",
         )
-    one = "if one process wrote all of it, give the file a name without a rank, such as model.pt"
+    hint = "if one process wrote all of it, give the file a name without a rank, such as model.pt" if states[0].rank == 0 else None
+    if len(states) > 1:
+        each = f"if each is a whole model, as of an ensemble, pass one of them, such as {shell.path(states[-1].path)}"
+        hint = each if _hold_the_same(states) else None
     return PartOfSet(
         f"nothing in {names} says how many ranks there are",
         path=states[0].path,
         expected="the files of all ranks, with distributed tensors in them",
-        hint=one if len(states) == 1 and states[0].rank == 0 else None,
+        hint=hint,
     )
 
 

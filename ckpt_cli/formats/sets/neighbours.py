@@ -31,6 +31,9 @@ later with the rank of the replica at the end."""
 OF_RANKS = re.compile(r"model\.[0-9]{2}\.(pt|pth|bin)", re.ASCII)
 """What fairseq2 called the files of tensor parallelism, and programs call those of epochs: values alone tell."""
 
+NORM = re.compile(r"norm|(^|[._])ln([._0-9]|$)", re.IGNORECASE)
+"""In the names of vectors that all ranks of tensor parallelism have alike, and no two trainings of an ensemble."""
+
 SAVED = re.compile(r"(?<![a-z])(checkpoints?|ckpts?)[-_. ]?$", re.IGNORECASE)
 """Words before the number that count what was saved: ranks as well as steps."""
 
@@ -62,6 +65,18 @@ def neighbour_error(tensors: Tensors, path: Path, there: Folders, read: Callable
                 )
         except CkptError:
             continue  # what cannot be read proves nothing
+    return None
+
+
+def lone_part(path: Path, there: Folders) -> str | None:
+    """What the name of a file says of ranks where no other one is there to compare with: smp's ``<name>_<rank>_<rank>.pt``."""
+    for form, ranks in zip(FORMS[1:], ("pipeline and tensor rank", "ranks of pipeline, tensor and replica"), strict=True):
+        fields = form.fullmatch(path.name)
+        if fields is None or COUNTER.search(SAVED.sub("", fields["before"])) or re.search(r"[0-9_]$", fields["before"].rstrip("_")):
+            continue
+        like = re.compile(re.escape(fields["before"]) + r"[0-9]{1,4}(_[0-9]{1,4})*(\.[a-z]+)+", re.ASCII | re.IGNORECASE)
+        if not [other for other in there.entries(path.parent) if like.fullmatch(other.name) and other.name != path.name]:
+            return f"{path.name} is called as SageMaker's model parallelism calls the part of one rank ({ranks})"
     return None
 
 
@@ -99,7 +114,10 @@ def _cut(mine: Tensors, others: Tensors, name: str) -> bool:
     if unrelated(mine, others, 1 if of_ranks else None) is None:
         return False
     vectors = [each for each in mine if each.endswith((".weight", ".bias")) and len(mine[each].shape) == 1 and _tells(mine[each])]
-    return of_ranks or any(same_samples(mine[each], others[each]) for each in vectors[:VECTORS])
+    if of_ranks:
+        norms = [each for each in vectors if NORM.search(each)]
+        return not norms or any(same_samples(mine[each], others[each]) for each in norms)
+    return any(same_samples(mine[each], others[each]) for each in vectors[:VECTORS])
 
 
 def _tells(vector: Tensor) -> bool:

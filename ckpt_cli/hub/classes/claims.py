@@ -56,6 +56,10 @@ ADVICE = {
 """What can be done about what is odd; what is carried needs a base with such tensors."""
 
 
+OTHER_HEAD = "if they were trained, and lm_head was not, --exclude lm_head.weight writes the class that has them into config.json"
+"""The same about the head of a classifier beside that of a language model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """``text`` is the report about names.
@@ -174,7 +178,9 @@ def claim_for(
         else:
             said = plural(len(foreign), "tensor has", "tensors have")
             text = f"{said} no place in {printable(kind.kind)}, whose loader ignores them: {kinds}"
-            notes.append(Note("warning", "extra-tensors", f"{text}; {ADVICE['extra-tensors']}"))
+            trained = [name for name in foreign if name in ("score.weight", "score.bias")]
+            advice = OTHER_HEAD if trained and len(trained) == len(foreign) and "lm_head.weight" in shapes else ADVICE["extra-tensors"]
+            notes.append(Note("warning", "extra-tensors", f"{text}; {advice}"))
     done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
     fit = replace(fit, extra=(*fit.extra, *mixed, *beyond, *shadowed))

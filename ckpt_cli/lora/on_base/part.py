@@ -27,7 +27,7 @@ def part_of(config: Config, adapters: Sequence[Adapter], tensors: Mapping[str, T
     places = dict.fromkeys([*known, *(tuple(start + module for module in modules) for start in _starts(modules, tensors))])
     named = trained_class(settings)
     of_class = [place for place, inner in known.items() if inner.kind == named]
-    found = of_class or list(places)
+    found = of_class or _called_like(named, places, modules) or list(places)
     if len(found) > 1:
         found = [place for place in places if _fit(adapters, place, tensors)] or found[:1]
     if len(found) > 1:
@@ -38,7 +38,28 @@ def part_of(config: Config, adapters: Sequence[Adapter], tensors: Mapping[str, T
             expected="factors that fit the modules of one part, or the class of one in auto_mapping of adapter_config.json",
             hint="pass --lora export, without --base, and fuse it with PEFT into the part that it was trained on",
         )
-    return known.get(found[0])
+    return known.get(found[0]) or _of_unknown_class(config, named, found[0][0].removesuffix(modules[0]))
+
+
+def _called_like(named: str | None, places: Iterable[tuple[str, ...]], modules: Sequence[str]) -> list[tuple[str, ...]]:
+    """The place that the name of the trained class tells, where it is none of those whose names are known: ``SiglipTextModel``."""
+    if named is None:
+        return []
+    called = [place for place in places if _word(place[0].removesuffix(modules[0])) in named.lower()]
+    return called if len(called) == 1 else []
+
+
+def _of_unknown_class(config: Config, named: str | None, outer: str) -> InnerModel | None:
+    """The part of a model that ``outer`` begins, of a class whose names are not known and whose name tells the part."""
+    if named is None or _word(outer) not in named.lower():
+        return None
+    part = config.get(f"{_word(outer)}_config")
+    return InnerModel(named, {**(part if isinstance(part, Mapping) else {}), "architectures": [named]}, "", outer)
+
+
+def _word(outer: str) -> str:
+    """What a part is called, by the module that it lies in: ``text`` for "text_model."."""
+    return outer.rstrip(".").rpartition(".")[2].removesuffix("_model")
 
 
 def _starts(modules: Sequence[str], tensors: Iterable[str]) -> list[str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ckpt_cli.hub.classes.known_names import class_names, classes_of_type
 from ckpt_cli.hub.config import Config, architecture
+from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.hub.tied_names import HEADS, last_two
+from ckpt_cli.tensors.tensor import Tensor
+
+CLASSIFIERS = ("SEQ_CLS", "TOKEN_CLS")
+"""Tasks of PEFT whose classes have a head of their own in place of that of a language model."""
 
 FEATURES, HEADED = "FEATURE_EXTRACTION", ("HeadModel", "HeadsModel")
 
@@ -32,6 +38,16 @@ def trained_config(config: Config, settings: Config) -> Config:
         kind = next((kind for kind, _ in classes_of_type(model_type) if _is_for(task, kind)), None)
     named = {**config, "architectures": [kind]}
     return named if kind is not None and kind != own and class_names(named) is not None else config
+
+
+def heads_of_base(tensors: Mapping[str, Tensor], config: Config, settings: Config, adapted: Collection[str]) -> list[str]:
+    """The output heads of a language model among tensors, where adapters trained a classifier on its base model, with a head of its own."""
+    heads = [name for name in tensors if last_two(name) in HEADS and name.removesuffix(".weight") not in adapted]
+    if settings.get("task_type") not in CLASSIFIERS or not heads:
+        return []
+    # Without them config.json must be able to say so, or loaders would make a head anew.
+    named = repaired_class(config, {name: tensor.shape for name, tensor in tensors.items() if name not in heads}).get("architectures")
+    return heads if named is not None and named != [architecture(config)] else []
 
 
 def trained_class(settings: Config) -> str | None:

@@ -108,7 +108,7 @@ def _written(kept: KeptConfig, kind: str | None) -> dict[str, Any] | None:
 def _kept_config(component: Component, match: Match, files: Files, taken: Config) -> KeptConfig | None:
     """The one config of these weights that the checkpoint holds, of the same type as one that was ``taken``; None if several differ."""
     try:
-        held = format_of(match).kept_configs(match, files)
+        held = [kept for kept in format_of(match).kept_configs(match, files) if kept.is_config]
     except CkptError:
         return None  # the weights were read without it
     shapes = {tensor.shape for tensor in component.tensors.values() if len(tensor.shape) == 2}

@@ -68,7 +68,7 @@ def settings_of(node: object) -> dict[str, Any]:
     """The plain entries of a dict or of any object, and the dicts of such among them; empty of anything else."""
     found: dict[str, Any] = {}
     for key, value in (_fields(node) or {}).items():
-        inner = as_dict(value) if isinstance(value, Call) or isinstance(value, dict) else None
+        inner = as_dict(value) if isinstance(value, (Call, dict)) else None
         if isinstance(key, str) and (_is_plain(value) or (inner is not None and all(map(_is_plain, inner.values())))):
             found[key] = value if inner is None else inner
     return found

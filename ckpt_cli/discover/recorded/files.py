@@ -39,11 +39,11 @@ MAX_BYTES = 1 << 20
 def noted_settings(homes: Iterable[Path], files: Files) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The settings in the files of some folders, each with its file. What cannot be read says nothing."""
     there = Folders()
-    for home in dict.fromkeys(folder for home in homes for folder in (home, *(home / name for name in INSIDE))):
+    for folder in dict.fromkeys(spot for home in homes for spot in (home, *(home / name for name in INSIDE))):
         with contextlib.suppress(CkptError):
-            if not there.is_folder(home):
+            if not there.is_folder(folder):
                 continue
-            for path in there.files(home, lambda name: NAMES.fullmatch(name) is not None or name == PICKLED):
+            for path in there.files(folder, lambda name: NAMES.fullmatch(name) is not None or name == PICKLED):
                 with contextlib.suppress(CkptError, UnicodeDecodeError):
                     content = _pickled(path, files) if path.name == PICKLED else _content(path)
                     if content:

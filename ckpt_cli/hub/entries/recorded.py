@@ -71,9 +71,7 @@ def contradicted(config: Config, noted: Mapping[str, Any]) -> list[Recorded]:
     """
     found: dict[str, list[tuple[object, object, bool]]] = {}
     parts = levels(config)
-    for level in _levels(noted):
-        if any(_is_another(level, size, parts) for size in SIZES):
-            continue
+    for level in _levels(noted, parts):
         is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL
         for key, value, others in (*_rotary(level, config), *_entries(level, parts, is_model)):
             found.setdefault(key, []).append((value, others[0], any(_same(value, other) for other in others)))
@@ -84,9 +82,9 @@ def _entries(level: Mapping[str, Any], parts: Sequence[Config], is_model: bool) 
     """The entries of a level that count, but for the rotary embedding, with the values that a config and its parts have."""
     for key, value in level.items():
         others = [part[key] for part in parts if key in part and not _is_off(key, part)]
-        if others and not _is_unset(value) and key not in ROTARY and not isinstance(value, Mapping):
-            if not is_harmless(key) and (is_model or TELLING.fullmatch(key)):
-                yield key, value, others
+        is_said = not _is_unset(value) and key not in ROTARY and not isinstance(value, Mapping)
+        if others and is_said and not is_harmless(key) and (is_model or TELLING.fullmatch(key)):
+            yield key, value, others
 
 
 def _rotary(level: Mapping[str, Any], config: Config) -> Iterator[tuple[str, object, list[object]]]:
@@ -102,22 +100,22 @@ def _rotary(level: Mapping[str, Any], config: Config) -> Iterator[tuple[str, obj
     _, noted = plain_rotary(said, False)
     _, own = plain_rotary(mine, False)
     for key, value in noted.items():
-        if value is not None and (SCALING != key or isinstance(said.get(SCALING) or said.get(PARAMETERS), Mapping)):
+        if value is not None and (key != SCALING or isinstance(said.get(SCALING) or said.get(PARAMETERS), Mapping)):
             yield key, value, [own.get(key)]
 
 
-def _levels(noted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """All levels of nested settings, but for those that are about something else."""
+def _levels(noted: Mapping[str, Any], parts: Sequence[Config]) -> Iterator[Mapping[str, Any]]:
+    """All levels of nested settings, but for those that are about something else, and what is below these."""
     pending = deque([noted])
     for _ in range(MAX_LEVELS):
         if not pending:
             return
         level = pending.popleft()
+        if any(_is_another(level, size, parts) for size in SIZES):
+            continue
         yield level
         pending += [
-            value
-            for key, value in level.items()
-            if isinstance(value, Mapping) and key not in ROTARY and not (isinstance(key, str) and OF_OTHERS.fullmatch(key))
+            value for key, value in level.items() if isinstance(value, Mapping) and key not in ROTARY and not OF_OTHERS.fullmatch(str(key))
         ]
 
 

@@ -20,6 +20,7 @@ from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.config import Config, architecture, levels
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.entries.marks import other_marks
 from ckpt_cli.hub.megatron.config import config_from
 from ckpt_cli.hub.settings import differences, different_settings, settings_text
 from ckpt_cli.names import few, printable
@@ -60,16 +61,18 @@ def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
 def with_config(assets: Assets, component: Component, match: Match, files: Files, base: Path | None) -> tuple[Assets, list[Note]]:
     """The assets with the config that the checkpoint holds, or that the arguments of a training describe, where there is no config.json.
 
-    Where there is one, a warning says how it uses the weights otherwise; a ``base`` then gives way to what the training itself says.
+    Where there is one, a warning says how it uses the weights otherwise; a ``base`` then gives way to what the training itself says, also
+    of texts and labels.
     """
     kept = _kept_config(component, match, files, assets.config)
     if not assets.config:
         return _made(assets, component, kept)
+    of_base = base is not None and assets.files[CONFIG].parent in (base, base / HUB_FOLDER)
     settings = different_settings(assets.config, kept.config) if kept is not None else []
+    settings += other_marks(assets.config, kept.config) if kept is not None and of_base else []
     if kept is None or not settings:
         return assets, []
-    taken = assets.files[CONFIG]
-    own = _written(kept, architecture(assets.config)) if base is not None and taken.parent in (base, base / HUB_FOLDER) else None
+    own = _written(kept, architecture(assets.config)) if of_base else None
     said = f"{CONFIG}{' of the base' if own is not None else ''} and the config inside of the checkpoint (at {printable(kept.where)})"
     text = f"{said} differ in how weights of these shapes are used: {settings_text(settings, 'checkpoint')}"
     if own is None:

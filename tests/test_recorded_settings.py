@@ -123,6 +123,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"attention_dropout": 0.3, "seed": 7, "num_labels": 4, "torch_dtype": "float16", "use_cache": False}),
     ({"use_sliding_window": False, "sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}),
     ({"image_size": 224}, {"image_size": 448}),
+    ({"eos_token_id": 1, "id2label": {"0": "no"}}, {"eos_token_id": 7, "id2label": {0: "no"}, "problem_type": None}),
 ]
 
 
@@ -140,6 +141,9 @@ OTHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"override_config": {"num_attention_heads": 2}}, "num_attention_heads"),
     ({"image_size": 224}, {"hidden_size": 16, "num_hidden_layers": 2, "image_size": 448}, "image_size"),
     ({}, {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    ({}, {"task_type": "seq_cls", "problem_type": "multi_label_classification"}, "problem_type"),
+    ({}, {"hparams": {"id2label": {0: "no", 1: "yes"}}}, "id2label"),
+    ({"eos_token_id": 1}, {"model": {"hidden_size": 16, "num_hidden_layers": 2, "eos_token_id": 7}}, "eos_token_id"),
 ]
 
 
@@ -173,3 +177,25 @@ def test_yaml_is_read_as_far_as_it_is_plain() -> None:
         "m": None,
     }
     assert read_yaml("- a\n- b\n", lambda _: None) == {} == read_yaml("", lambda _: None)
+
+
+def composer(end: str, template: str | None = None) -> dict[str, Any]:
+    """What Composer saves: every file of the tokenizer by its name, with its content."""
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "chat_template": template}
+    held = {"tokenizer_config": {"file_extension": ".json", "content": settings}}
+    return {"state": {"model": tiny.weights(1), "integrations": {"huggingface": {"model": {}, "tokenizer": held}}}, "rng": []}
+
+
+@pytest.mark.parametrize(
+    ("end", "template", "word"), [("t1", None, ""), ("t7", None, "t7 (t1 here)"), ("t1", "{{ x }}", "another chat template")]
+)
+def test_the_tokenizer_in_a_checkpoint_is_compared_with_that_of_the_base(end: str, template: str | None, word: str, tmp_path: Path) -> None:
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t1", "chat_template": "{{ y }}"}
+    base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(), {"tokenizer_config.json": settings})
+    torch.save(composer(end, template), tmp_path / "ep1-ba10.pt")
+    result = ckpt_cli.merge(tmp_path / "ep1-ba10.pt", tmp_path / "out", base=base)
+    texts = [note.text for note in result.checkpoint.notes if note.code == "kept-tokenizer"]
+    assert len(texts) == bool(word)
+    assert all(word in text for text in texts)
+    alone = ckpt_cli.merge(tmp_path / "ep1-ba10.pt", tmp_path / "alone")
+    assert [note.code for note in alone.checkpoint.notes].count("kept-tokenizer") == 1

@@ -10,12 +10,12 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.recorded.inside import kept_in
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, same_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.kept_configs import KeptConfig
-from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.config import Config, architecture, levels
@@ -110,10 +110,7 @@ def _written(kept: KeptConfig, kind: str | None) -> dict[str, Any] | None:
 
 def _kept_config(component: Component, match: Match, files: Files, taken: Config) -> KeptConfig | None:
     """The one config of these weights that the checkpoint holds, of the same type as one that was ``taken``; None if several differ."""
-    try:
-        held = [kept for kept in format_of(match).kept_configs(match, files) if kept.is_config]
-    except CkptError:
-        return None  # the weights were read without it
+    held = [kept for kept in kept_in(match, files) if kept.is_config]
     shapes = {tensor.shape for tensor in component.tensors.values() if len(tensor.shape) == 2}
     wanted = taken.get("model_type")
     fitting = [kept for kept in held if (not taken or kept.config["model_type"] == wanted) and _is_of(kept.config, shapes)]

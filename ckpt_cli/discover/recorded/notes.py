@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ckpt_cli.discover.recorded.files import noted_settings
-from ckpt_cli.errors import CkptError
+from ckpt_cli.discover.recorded.inside import kept_in
+from ckpt_cli.discover.recorded.tokenizers import is_tokenizer, tokenizer_notes
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.kept_configs import KeptConfig
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.entries.recorded import OF_OTHERS, contradicted
 from ckpt_cli.names import few, printable
@@ -21,15 +21,17 @@ SHOWN = 4
 
 
 def recorded_notes(homes: Iterable[Path], assets: Assets, match: Match, files: Files, base: Path | None) -> list[Note]:
-    """What files of the step and its run, and the checkpoint itself, say of the model and a config of the base contradicts.
+    """What the checkpoint itself, and files of the step and its run, say of the model, and a config or a tokenizer of the base contradicts.
 
     A config.json of the run is that of the model which was trained, and goes before what its arguments say.
     """
+    kept = [each for each in kept_in(match, files) if not each.is_config]
+    notes = [note for each in kept if is_tokenizer(each) for note in tokenizer_notes(each, assets)]
     taken = assets.files.get(CONFIG)
     if taken is None or base is None or not taken.is_relative_to(base):
-        return []
-    notes, told = [], set[str]()
-    for where, settings in _settings(homes, match, files, base):
+        return notes
+    told = set[str]()
+    for where, settings in _settings(kept, homes, files, base):
         differing = [entry.text for entry in contradicted(assets.config, settings) if entry.text not in told]
         told |= set(differing)
         if differing:
@@ -38,11 +40,10 @@ def recorded_notes(homes: Iterable[Path], assets: Assets, match: Match, files: F
     return notes
 
 
-def _settings(homes: Iterable[Path], match: Match, files: Files, base: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with contextlib.suppress(CkptError):  # the weights were read without them
-        for kept in format_of(match).kept_configs(match, files):
-            if not kept.is_config and not any(map(OF_OTHERS.fullmatch, kept.where.split("."))):
-                yield f"the checkpoint (at {printable(kept.where)})", kept.config
+def _settings(kept: Iterable[KeptConfig], homes: Iterable[Path], files: Files, base: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for each in kept:
+        if not any(map(OF_OTHERS.fullmatch, each.where.split("."))):
+            yield f"the checkpoint (at {printable(each.where)})", each.config
     for path, content in noted_settings(homes, files):
         if not path.is_relative_to(base):
             yield str(path), content

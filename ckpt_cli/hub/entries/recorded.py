@@ -17,6 +17,7 @@ from typing import Any
 from ckpt_cli.hub.config import Config, levels
 from ckpt_cli.hub.dialects.rotary import PARAMETERS, SCALING, has_layers, plain_rotary, same_scaling
 from ckpt_cli.hub.entries.harmless import is_harmless
+from ckpt_cli.hub.entries.marks import LABELS, PROBLEM, other_marks
 from ckpt_cli.hub.entries.written import plain
 from ckpt_cli.names import printable
 
@@ -75,6 +76,9 @@ def contradicted(config: Config, noted: Mapping[str, Any]) -> list[Recorded]:
         is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL
         for key, value, others in (*_rotary(level, config), *_entries(level, parts, is_model)):
             found.setdefault(key, []).append((value, others[0], any(_same(value, other) for other in others)))
+        said = level if is_model else {key: level[key] for key in (LABELS, PROBLEM) if key in level}
+        for mark in other_marks(config, {key: value for key, value in said.items() if not _is_unset(value)}):
+            found.setdefault(mark.key, []).append((mark.other, mark.mine, False))
     return [Recorded(key, *seen[0][:2]) for key, seen in found.items() if not any(same for _, _, same in seen)]
 
 

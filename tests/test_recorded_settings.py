@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import ckpt_cli
 from ckpt_cli.files.texts.yaml_text import read_yaml
@@ -101,6 +102,30 @@ def test_a_checkpoint_says_so_itself(content: dict[str, Any], tmp_path: Path) ->
     assert "rope_theta 500000.0 (10000.0 in config.json)" in text
     same = tiny.folder(tmp_path / "same", tiny.weights(), tiny.config(rope_theta=5e5))
     assert not told(ckpt_cli.merge(tmp_path / "last.pt", tmp_path / "right", base=same))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_objects_of_a_dcp_folder_say_so(tmp_path: Path) -> None:
+    base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config())
+    noted = {"lr": 1e-4, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "teacher": {"rope_theta": 5e5}}
+    dcp.save({"model": tiny.weights(1), "args": noted, "step": 3}, checkpoint_id=tmp_path / "run" / "step_3", no_dist=True)
+    (text,) = told(ckpt_cli.merge(tmp_path / "run", tmp_path / "out", base=base))
+    assert "(at args)" in text
+    assert "rope_scaling {'rope_type': 'linear', 'factor': 4.0} (none" in text
+    assert "rope_theta" not in text
+
+
+@pytest.mark.parametrize("given", ["", "checkpoints", "checkpoints/epoch=0-step=10.ckpt"])
+def test_hyperparameters_beside_the_folder_of_checkpoints_are_read(given: str, tmp_path: Path) -> None:
+    base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config())
+    version = tmp_path / "lightning_logs" / "version_0"
+    (version / "checkpoints").mkdir(parents=True)
+    weights = {f"model.{name}": value for name, value in tiny.weights(1).items()}
+    content = {"state_dict": weights, "global_step": 10, "pytorch-lightning_version": "2.5.0"}
+    torch.save(content, version / "checkpoints" / "epoch=0-step=10.ckpt")
+    (version / "hparams.yaml").write_text("lr: 0.0001\nrope_theta: 500000.0\n")
+    (text,) = told(ckpt_cli.merge(version / given, tmp_path / "out", base=base))
+    assert "hparams.yaml" in text
 
 
 def test_an_average_tells_it_too(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ckpt_cli.files.source import Files, read_small
 from ckpt_cli.files.texts.yaml_text import read_yaml
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.kept_configs import settings_of
+from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.model_config import no_model_config
 
@@ -38,7 +39,8 @@ MAX_BYTES = 1 << 20
 
 def noted_settings(homes: Iterable[Path], files: Files) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """The settings in the files of some folders, each with its file. What cannot be read says nothing."""
-    there = Folders()
+    there, homes = Folders(), list(homes)
+    homes += [home.parent for home in homes if home.name in RUNS]
     for folder in dict.fromkeys(spot for home in homes for spot in (home, *(home / name for name in INSIDE))):
         with contextlib.suppress(CkptError):
             if not there.is_folder(folder):

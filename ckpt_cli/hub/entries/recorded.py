@@ -62,10 +62,11 @@ class Recorded:
         return f"{printable(self.key)} {_shown(self.noted)} ({_shown(self.config)} in config.json)"
 
 
-def contradicted(config: Config, noted: Mapping[str, Any]) -> list[Recorded]:
+def contradicted(config: Config, noted: Mapping[str, Any], *, sure: bool = False) -> list[Recorded]:
     """The entries in which a config contradicts nested settings of a training.
 
     Null means that nothing was set. An entry that is noted at several places is contradicted only if the config has none of the values.
+    ``sure``: only levels that describe this model count, not what single entries tell.
 
     >>> [entry.text for entry in contradicted({"rope_theta": 10000.0}, {"model": {"rope_theta": "1e6"}})]
     ['rope_theta 1e6 (10000.0 in config.json)']
@@ -74,6 +75,8 @@ def contradicted(config: Config, noted: Mapping[str, Any]) -> list[Recorded]:
     parts = levels(config)
     for level in _levels(noted, parts):
         is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL
+        if sure and not is_model:
+            continue
         for key, value, others in (*_rotary(level, config), *_entries(level, parts, is_model)):
             found.setdefault(key, []).append((value, others[0], any(_same(value, other) for other in others)))
         said = level if is_model else {key: level[key] for key in (LABELS, PROBLEM) if key in level}

@@ -13,6 +13,8 @@ import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ckpt_cli
+from ckpt_cli.hub.entries.marks import other_marks
+from tests import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 """Of torch, that there is no process group."""
@@ -183,3 +185,41 @@ def test_what_may_not_be_the_config_of_these_weights_is_not_written(change: Call
     assert "config-made" not in codes(result)
     assert not (tmp_path / "out" / "config.json").exists()
     assert ("no-config" in codes(result)) == (change in (code_of_its_own, no_class))
+
+
+MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"eos_token_id": 1}, {"eos_token_id": 7}),
+    ({"eos_token_id": [1, 2]}, {"eos_token_id": 1}),
+    ({}, {"id2label": {"0": "no", "1": "yes"}}),
+    ({"id2label": {"0": "no", "1": "yes"}}, {"id2label": {"0": "yes", "1": "no"}}),
+    ({}, {"problem_type": "multi_label_classification"}),
+    ({"pad_token_id": 0}, {"pad_token_id": 2, "architectures": ["LlamaForSequenceClassification"]}),
+]
+NO_MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"eos_token_id": [1]}, {"eos_token_id": 1}),
+    ({}, {"eos_token_id": 7}),
+    ({"eos_token_id": 7}, {}),
+    ({"pad_token_id": 0}, {"pad_token_id": 2}),
+    ({}, {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "problem_type": None}),
+    ({"id2label": {"0": "no"}, "problem_type": "regression"}, {"id2label": {0: "no"}, "problem_type": "regression"}),
+]
+
+
+@pytest.mark.parametrize(("mine", "other"), MARKS)
+def test_ends_and_labels_are_compared(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    assert [entry.key for entry in other_marks(mine, other)] == [key for key in other if key != "architectures"]
+
+
+@pytest.mark.parametrize(("mine", "other"), NO_MARKS)
+def test_ends_and_labels_that_are_the_same_or_not_said_are_none(mine: dict[str, Any], other: dict[str, Any]) -> None:
+    assert other_marks(mine, other) == []
+
+
+def test_a_base_that_ends_texts_elsewhere_gives_way(tmp_path: Path) -> None:
+    base = tiny.folder(tmp_path / "base", tiny.weights(), tiny.config(eos_token_id=1), {"generation_config.json": {"eos_token_id": 1}})
+    torch.save({"model": tiny.weights(1), "config": tiny.config(eos_token_id=7)}, tmp_path / "last.pt")
+    result = ckpt_cli.merge(tmp_path / "last.pt", tmp_path / "out", base=base)
+    assert {"other-settings", "other-end"} <= set(codes(result))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 7
+    same = tiny.folder(tmp_path / "same", tiny.weights(), tiny.config(eos_token_id=7), {"generation_config.json": {"eos_token_id": 7}})
+    assert not {"other-settings", "other-end"} & set(codes(ckpt_cli.merge(tmp_path / "last.pt", tmp_path / "right", base=same)))

@@ -36,7 +36,7 @@ from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.leftover_indexes import leftover_index_notes
 from ckpt_cli.discover.forms.lone_parts import lone_part_notes
 from ckpt_cli.discover.forms.not_taken import not_taken_notes
-from ckpt_cli.discover.forms.passed_over import passed_over_notes, unread_forms
+from ckpt_cli.discover.forms.passed_over import passed_over_notes
 from ckpt_cli.discover.forms.registered import registered_notes
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
@@ -46,6 +46,7 @@ from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newe
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
 from ckpt_cli.discover.optimizers.train_mode import train_mode_notes
 from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.recorded.notes import recorded_notes
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.folders import Folders
@@ -285,6 +286,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),
         *inner_step_notes(found, place, component, assets.config, options, files),
         *config_notes(found, place, assets),
+        *recorded_notes(homes, assets, place.match, files, base),
         *notes_of_ranks(place, files),
         *twin_notes(place.name, component.tensors),
         *lone_part_notes(place, assets.config),

@@ -6,11 +6,14 @@ programs ``config.to_dict()`` or the config itself beside the weights.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt_cli.errors import CorruptFile
 from ckpt_cli.files.pickle_nodes import Call, Global, as_dict, attributes
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.tensors.plain_values import TorchName, ValueReader
@@ -24,34 +27,70 @@ SIGNS = ("architectures", "transformers_version", *SIZES)
 TYPE, CLASS, CONTENT = "model_type", "class", "content"
 """The entry without which nothing is a config; and Composer's class of the model, beside the content."""
 
+SETTINGS = re.compile(r"(\w+_)?(args|arguments|config|cfg|hparams|params|hyper_?param(eter)?s|kwargs|settings|options)", re.ASCII)
+"""What programs call settings of their own, which name no type of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptConfig:
-    """A config, the keys that lead to it, and whether all of it is plain."""
+    """A config, the keys that lead to it, and whether all of it is plain; or, if it is none, settings of the program that trained."""
 
     where: str
     config: Mapping[str, Any]
     is_plain: bool
+    is_config: bool = True
 
 
 def configs_in(file: TorchFile) -> list[KeptConfig]:
-    """The configs in a file of torch.save. Raises CorruptFile for values that cannot be read."""
+    """The configs in a file of torch.save, and settings under names of such. Raises CorruptFile for values that cannot be read."""
     found: list[KeptConfig] = []
     pending: deque[tuple[tuple[str, ...], Any, object]] = deque([((), file.root, None)])
     for _ in range(MAX_DICTS):
         if not pending:
             break
         path, node, named = pending.popleft()
-        pairs = _pairs(node)
+        pairs = _pairs(node) if not _names_settings(path) else _fields(node)
         if pairs is None or len(path) > MAX_DEPTH:
             continue
         if is_config(pairs):
             values = {key: ValueReader(file).read(value) for key, value in pairs.items()}
             found.append(kept_config(path, values, named))
             continue
+        if any(map(_names_settings, zip(path))) and (plain := settings_of(node)):
+            found.append(KeptConfig(".".join(path), plain, True, is_config=False))
         inner = pairs.get(CLASS)
-        pending += [((*path, key), value, inner) for key, value in pairs.items() if isinstance(key, str) and _pairs(value) is not None]
+        below = [((*path, key), value) for key, value in pairs.items() if isinstance(key, str)]
+        pending += [(way, value, inner) for way, value in below if (_fields if _names_settings(way) else _pairs)(value) is not None]
     return found
+
+
+def settings_of(node: object) -> dict[str, Any]:
+    """The plain entries of a dict or of any object, and the dicts of such among them; empty of anything else."""
+    found: dict[str, Any] = {}
+    for key, value in (_fields(node) or {}).items():
+        inner = as_dict(value) if isinstance(value, (Call, dict)) else None
+        if isinstance(key, str) and (_is_plain(value) or (inner is not None and all(map(_is_plain, inner.values())))):
+            found[key] = value if inner is None else inner
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(each is None or isinstance(each, (str, int, float)) for each in value)
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _names_settings(path: tuple[str, ...]) -> bool:
+    return bool(path) and SETTINGS.fullmatch(path[-1]) is not None
+
+
+def _fields(node: object) -> Mapping[Any, Any] | None:
+    """The entries of a dict, or the attributes of an object of any class, such as argparse's or a dataclass."""
+    pairs = _pairs(node)
+    if pairs is None and isinstance(node, Call) and node.state is not None:
+        with contextlib.suppress(CorruptFile):
+            return attributes(node.state)
+    return pairs
 
 
 def is_config(pairs: Mapping[Any, Any]) -> bool:

@@ -128,12 +128,13 @@ def _other_end(assets: Assets, base: Assets | None) -> str | None:
     """How settings for generation that come from another place than config.json, as a base, end texts elsewhere. None if they do not.
 
     A training that teaches a model another end, as a chat template's, writes it into config.json. Settings of its own beside the
-    config.json of its ``base`` are right.
+    config.json of its ``base`` are right. A config that the checkpoint holds lies in no folder.
     """
     files, wanted = assets.files, _ends(assets.config)
-    if GENERATION_CONFIG not in files or CONFIG not in files or files[GENERATION_CONFIG].parent == files[CONFIG].parent:
+    own = files.get(CONFIG)
+    if GENERATION_CONFIG not in files or (own is None and not assets.made):
         return None
-    if base is not None and base.files.get(CONFIG) == files[CONFIG]:
+    if own is not None and (files[GENERATION_CONFIG].parent == own.parent or (base is not None and base.files.get(CONFIG) == own)):
         return None
     there = _ids((_generation(files) or {}).get(END))
     if not there or not wanted or {*wanted} & {*there} or not writes_texts(assets.config):

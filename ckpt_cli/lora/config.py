@@ -16,10 +16,11 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.adapters.other_kinds import LOADED, PROMPTS
-from ckpt_cli.hub.config import Config, model_types
+from ckpt_cli.hub.config import Config, architecture, model_types
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.lora.alphas.in_header import HeaderConfig, header_config
 from ckpt_cli.lora.alphas.near_config import near_configs, near_text
+from ckpt_cli.lora.on_base.trained_class import other_class
 from ckpt_cli.lora.settings import REFUSED, unknown_settings
 from ckpt_cli.lora.targets import ends
 from ckpt_cli.names import few
@@ -192,6 +193,9 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
             f"{of_config} has {'a setting' if len(unknown) == 1 else 'settings'} that ckpt does not know, and which may change the result"
         )
         notes.append(Note("warning", "unknown-setting", f"{text}: {few(unknown)}"))
+    if model and (trained := other_class(config, model)):
+        text = f"{of_config} says that the adapters were trained on {trained}, and config.json {architecture(model)}: what that class"
+        notes.append(Note("warning", "trained-class", f"{text} computes otherwise, the weights do not say; load the output with it"))
     ranks = [(said["r"], name) for said, name in ((meta, META), (config, of_config)) if type(said.get("r")) is int]
     rank, rank_origin = next(((rank, name) for rank, name in ranks if rank > 0 or name == of_config), (None, ""))
     task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)

@@ -10,16 +10,17 @@ from typing import Any
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.recorded.inside import kept_in
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, same_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.kept_configs import KeptConfig
-from ckpt_cli.formats.registry import format_of
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.config import Config, architecture, levels
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.entries.marks import other_marks
 from ckpt_cli.hub.megatron.config import config_from
 from ckpt_cli.hub.settings import differences, different_settings, settings_text
 from ckpt_cli.names import few, printable
@@ -60,16 +61,18 @@ def config_notes(found: Found, place: Place, assets: Assets) -> list[Note]:
 def with_config(assets: Assets, component: Component, match: Match, files: Files, base: Path | None) -> tuple[Assets, list[Note]]:
     """The assets with the config that the checkpoint holds, or that the arguments of a training describe, where there is no config.json.
 
-    Where there is one, a warning says how it uses the weights otherwise; a ``base`` then gives way to what the training itself says.
+    Where there is one, a warning says how it uses the weights otherwise; a ``base`` then gives way to what the training itself says, also
+    of texts and labels.
     """
     kept = _kept_config(component, match, files, assets.config)
     if not assets.config:
         return _made(assets, component, kept)
+    of_base = base is not None and assets.files[CONFIG].parent in (base, base / HUB_FOLDER)
     settings = different_settings(assets.config, kept.config) if kept is not None else []
+    settings += other_marks(assets.config, kept.config) if kept is not None and of_base else []
     if kept is None or not settings:
         return assets, []
-    taken = assets.files[CONFIG]
-    own = _written(kept, architecture(assets.config)) if base is not None and taken.parent in (base, base / HUB_FOLDER) else None
+    own = _written(kept, architecture(assets.config)) if of_base else None
     said = f"{CONFIG}{' of the base' if own is not None else ''} and the config inside of the checkpoint (at {printable(kept.where)})"
     text = f"{said} differ in how weights of these shapes are used: {settings_text(settings, 'checkpoint')}"
     if own is None:
@@ -107,10 +110,7 @@ def _written(kept: KeptConfig, kind: str | None) -> dict[str, Any] | None:
 
 def _kept_config(component: Component, match: Match, files: Files, taken: Config) -> KeptConfig | None:
     """The one config of these weights that the checkpoint holds, of the same type as one that was ``taken``; None if several differ."""
-    try:
-        held = format_of(match).kept_configs(match, files)
-    except CkptError:
-        return None  # the weights were read without it
+    held = [kept for kept in kept_in(match, files) if kept.is_config]
     shapes = {tensor.shape for tensor in component.tensors.values() if len(tensor.shape) == 2}
     wanted = taken.get("model_type")
     fitting = [kept for kept in held if (not taken or kept.config["model_type"] == wanted) and _is_of(kept.config, shapes)]

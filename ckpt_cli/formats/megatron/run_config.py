@@ -6,8 +6,6 @@ else has no value. Nothing is built of it.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ from typing import Any
 from ckpt_cli.errors import reading
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.source import Files, read_small
+from ckpt_cli.files.texts.yaml_text import read_yaml
 from ckpt_cli.tensors.plain_values import Unrepresented
 
 RUN_CONFIG = "run_config.yaml"
 SECTION = "model"
 MAX_RUN_CONFIG = 1 << 24
 
-ENTRY = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][A-Za-z0-9_]*):(?: +(?P<value>\S.*))?")
-ITEM = re.compile(r"(?P<indent> *)-(?: +(?P<value>\S.*))?")
 TARGET = "_target_"
 SILU = ("silu", "swiglu")
 
@@ -33,10 +30,6 @@ RENAMED = {
 }
 OLDER_SCALING = "old_context_len"
 """Older providers of Llama 3 always scale, by ``scale_factor``."""
-
-WORDS: Mapping[str, Any] = {"null": None, "~": None, "true": True, "false": False}
-NUMBER = re.compile(r"[-+]?([0-9]+|[0-9]+\.[0-9]*([eE][-+]?[0-9]+)?|\.[0-9]+([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)")
-PLAIN = re.compile(r"[A-Za-z0-9_./+-]([A-Za-z0-9_./+ -]*[A-Za-z0-9_./+-])?")
 
 
 def run_settings(folder: Path, files: Files) -> dict[str, Any]:
@@ -68,84 +61,15 @@ def section(text: str, name: str) -> dict[str, Any]:
     start = next((number for number, line in enumerate(lines) if line.rstrip() == f"{name}:"), None)
     if start is None:
         return {}
-    body: list[str] = []
-    for line in lines[start + 1 :]:
-        if line[:1] not in (" ", "#", "-", "") or line.startswith("---"):
-            break
-        if line.strip() and not line.lstrip().startswith("#"):
-            body.append(line.rstrip())
-    return _entries(body)
+    after = lines[start + 1 :]
+    end = next((number for number, line in enumerate(after) if line[:1] not in (" ", "#", "-", "") or line.startswith("---")), None)
+    return {key: _flat(value) for key, value in read_yaml("\n".join(after[:end]), Unrepresented).items()}
 
 
-def _entries(body: list[str]) -> dict[str, Any]:
-    first = ENTRY.fullmatch(body[0]) if body else None
-    if first is None:
-        return {}
-    width = len(first["indent"])
-    found: dict[str, Any] = {}
-    number = 0
-    while number < len(body):
-        fields = ENTRY.fullmatch(body[number])
-        number += 1
-        if fields is None or len(fields["indent"]) != width:
-            continue
-        nested: list[str] = []
-        while number < len(body) and _belongs(body[number], width):
-            nested.append(body[number])
-            number += 1
-        key = fields["key"]
-        # A key that is there twice has no value that everyone reads.
-        found[key] = Unrepresented("a value twice") if key in found else _value(fields["value"], nested)
-    return found
-
-
-def _belongs(line: str, width: int) -> bool:
-    """Whether a line is part of the value of an entry with some indentation; items of a list may have the entry's own."""
-    indent = len(line) - len(line.lstrip(" "))
-    return indent > width or (indent == width and ITEM.fullmatch(line) is not None)
-
-
-def _value(text: str | None, nested: list[str]) -> Any:
-    if text is not None and not nested:
-        return _flow(text) if text.startswith("[") else _scalar(text)
-    if text in (None, "!!python/tuple"):
-        items = [ITEM.fullmatch(line) for line in nested]
-        if nested and all(item is not None and item["value"] is not None for item in items):
-            return _all_plain([_scalar(item["value"]) for item in items if item is not None])
-        if text is None and not nested:
-            return None
-        inner = _entries(nested) if text is None else {}
-        if isinstance(inner.get(TARGET), str) and inner.get("_call_") is False:
-            return inner[TARGET]
-    return Unrepresented("a nested value")
-
-
-def _flow(text: str) -> Any:
-    """A list in brackets."""
-    if not text.endswith("]"):
-        return Unrepresented("a nested value")
-    inner = text[1:-1].strip()
-    return _all_plain([_scalar(part.strip()) for part in inner.split(",")]) if inner else []
-
-
-def _all_plain(values: list[Any]) -> Any:
-    return Unrepresented("a nested value") if any(isinstance(value, Unrepresented) for value in values) else values
-
-
-def _scalar(text: str) -> Any:
-    text = re.sub(r"\s+#.*", "", text)
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    if NUMBER.fullmatch(text):
-        return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else float(text)
-    if len(text) > 1 and text[0] == text[-1] == "'":
-        return text[1:-1].replace("''", "'")
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        try:
-            return json.loads(text)
-        except ValueError:
-            return Unrepresented("a quoted value")
-    return text if PLAIN.fullmatch(text) else Unrepresented("a value of another kind")
+def _flat(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return value[TARGET] if isinstance(value.get(TARGET), str) and value.get("_call_") is False else Unrepresented("a nested value")
 
 
 def as_arguments(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,10 +49,10 @@ def told_tokens(files: Mapping[str, Path]) -> tuple[Told, ...]:
         found += [Told(ADDED_TOKENS, token, id=number) for token, number in _content(files, ADDED_TOKENS).items() if type(number) is int]
         sources = {SPECIAL_TOKENS: _content(files, SPECIAL_TOKENS), **sources}
     for role in ROLES:
-        named = [Told(name, word, role) for name, said in sources.items() for word in _words(said.get(role))]
+        named = [Told(name, word, role) for name, said in sources.items() for word in words(said.get(role))]
         found += named[:1]
     more = ((name, each) for name, said in sources.items() for key in MORE for each in _several(said.get(key)))
-    return (*found, *(Told(name, word) for name, each in more for word in _words(each)))
+    return (*found, *(Told(name, word) for name, each in more for word in words(each)))
 
 
 def with_ids(told: Iterable[Told], held: Mapping[str, int], following: int) -> Iterator[tuple[Told, int, bool]]:
@@ -68,10 +68,10 @@ def _numbered(name: str, decoder: Mapping[str, Any]) -> Iterator[Told]:
     """Added tokens by their ids, in their order."""
     listed = {int(key): value for key, value in decoder.items() if key.isascii() and key.isdecimal() and len(key) < 19}
     for number, value in sorted(listed.items(), key=lambda item: item[0]):
-        yield from (Told(name, word, id=number) for word in _words(value))
+        yield from (Told(name, word, id=number) for word in words(value))
 
 
-def _words(value: Any) -> Iterator[str]:
+def words(value: Any) -> Iterator[str]:
     """The text of a token, which is a string or an object with its settings."""
     word = value.get("content") if isinstance(value, dict) else value
     if isinstance(word, str) and word:

@@ -57,6 +57,20 @@ def trained_class(settings: Config) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def other_class(settings: Config, config: Config) -> str | None:
+    """The class that adapters were trained on, with its module, where it is none of transformers and not that of the ``config``.
+
+    Such a class may compute something else with the same weights: attention in both directions, another pooling. One of FSDP2 has a prefix.
+    """
+    kind, mapped, own = trained_class(settings), settings.get("auto_mapping"), architecture(config)
+    library = mapped.get("parent_library") if isinstance(mapped, Mapping) else None
+    if kind is None or own is None or not isinstance(library, str) or library.startswith("transformers."):
+        return None
+    code = config.get("auto_map")
+    named = [str(path).rpartition(".")[2] for path in code.values()] if isinstance(code, Mapping) else []
+    return f"{kind} of {library}" if kind.removeprefix("FSDP") not in (own, *named) else None
+
+
 def _is_for(task: str, kind: str) -> bool:
     """Whether a class is for a task of PEFT, by its name; no model with a head is one for features."""
     return kind.endswith(ENDINGS.get(task, ())) and not (task == FEATURES and kind.endswith(HEADED))

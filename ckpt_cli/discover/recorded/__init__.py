@@ -1,0 +1,1 @@
+"""What a training noted of its model beside config.json."""

@@ -1,0 +1,1 @@
+"""Texts that programs write their settings in."""

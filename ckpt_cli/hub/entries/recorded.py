@@ -28,6 +28,9 @@ LIKE_A_MODEL = 2
 """So many of them, or of `COUNTS`, must agree for a level to describe the model."""
 
 COUNTS = ("vocab_size", "num_attention_heads", "num_key_value_heads", "n_head", "head_dim")
+OF_IMAGES, NAMED = "pretrained_cfg", "architecture"
+"""What timm prepares images with, and the name of the model, of which weights are a variant after a dot."""
+
 ROTARY = ("rope_theta", "partial_rotary_factor", SCALING, PARAMETERS, "rotary_pct", "rotary_emb_base")
 TELLING = re.compile(
     r"\w*_eps(ilon)?|hidden_act(ivation)?|activation_function|num_(attention|key_value)_heads|(attn|final|attention)_\w*soft_?cap(ping)?"
@@ -72,9 +75,10 @@ def contradicted(config: Config, noted: Mapping[str, Any], *, sure: bool = False
     ['rope_theta 1e6 (10000.0 in config.json)']
     """
     found: dict[str, list[tuple[object, object, bool]]] = {}
-    parts = levels(config)
+    images = config.get(OF_IMAGES)
+    parts = [*levels(config), *([images] if isinstance(images, Mapping) else [])]
     for level in _levels(noted, parts):
-        is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL
+        is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL or _names_it(level, config)
         if sure and not is_model:
             continue
         for key, value, others in (*_rotary(level, config), *_entries(level, parts, is_model)):
@@ -124,6 +128,12 @@ def _levels(noted: Mapping[str, Any], parts: Sequence[Config]) -> Iterator[Mappi
         pending += [
             value for key, value in level.items() if isinstance(value, Mapping) and key not in ROTARY and not OF_OTHERS.fullmatch(str(key))
         ]
+
+
+def _names_it(level: Mapping[str, Any], config: Config) -> bool:
+    """Whether the arguments of timm are for the model of a config."""
+    named = level.get("model")
+    return isinstance(named, str) and named.rpartition("/")[2].partition(".")[0] == config.get(NAMED)
 
 
 def _is_another(level: Mapping[str, Any], size: str, parts: Sequence[Config]) -> bool:

@@ -48,6 +48,9 @@ OF_OTHERS = re.compile(
 )
 """Levels that are about another model, or none."""
 
+MEANT_OTHERWISE = ("qk_head_dim",)
+"""Entries that Megatron has for something else: the rotary part of a head is not counted there."""
+
 UNSET = ("", "none", "null", "auto", "default")
 MAX_LEVELS = 1 << 10
 
@@ -94,7 +97,7 @@ def _entries(level: Mapping[str, Any], parts: Sequence[Config], is_model: bool) 
     for key, value in level.items():
         others = [part[key] for part in parts if key in part and not _is_off(key, part)]
         is_said = not _is_unset(value) and key not in ROTARY and not isinstance(value, Mapping)
-        if others and is_said and not is_harmless(key) and (is_model or TELLING.fullmatch(key)):
+        if others and is_said and key not in MEANT_OTHERWISE and not is_harmless(key) and (is_model or TELLING.fullmatch(key)):
             yield key, value, others
 
 
@@ -103,15 +106,15 @@ def _rotary(level: Mapping[str, Any], config: Config) -> Iterator[tuple[str, obj
     said = {key: plain(value) for key, value in level.items() if key in ROTARY and not _is_unset(value)}
     text = config.get("text_config")
     mine = {str(key): plain(value) for key, value in (text if isinstance(text, Mapping) else config).items()}
-    if not said or has_layers(mine) or has_layers(said) or not any(key in mine for key in ROTARY):
-        return
     kind = said.get(SCALING)
-    if isinstance(kind, str):
+    if isinstance(kind, str) and re.fullmatch(r"\w+", kind):
         said[SCALING] = {"rope_type": kind.lower()}
+    if not said or has_layers(mine) or has_layers(said):
+        return
     _, noted = plain_rotary(said, False)
     _, own = plain_rotary(mine, False)
     for key, value in noted.items():
-        if value is not None and (key != SCALING or isinstance(said.get(SCALING) or said.get(PARAMETERS), Mapping)):
+        if value is not None and (key == SCALING or key in own):  # what a config does not say is the class's own
             yield key, value, [own.get(key)]
 
 

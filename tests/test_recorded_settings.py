@@ -149,6 +149,9 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"attention_dropout": 0.3, "seed": 7, "num_labels": 4, "torch_dtype": "float16", "use_cache": False}),
     ({"use_sliding_window": False, "sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}),
     ({"image_size": 224}, {"image_size": 448}),
+    ({"rope_scaling": None}, {"rope_scaling": True, "rope_parameters": 2.0}),
+    ({"rope_scaling": None}, {"rope_scaling": '{"type": "yarn"}'}),
+    ({"qk_head_dim": 192}, {"hidden_size": 16, "num_attention_heads": 4, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64}),
     ({"eos_token_id": 1, "id2label": {"0": "no"}}, {"eos_token_id": 7, "id2label": {0: "no"}, "problem_type": None}),
 ]
 
@@ -159,11 +162,14 @@ def test_what_agrees_or_is_about_something_else_is_no_warning(changes: dict[str,
     assert contradicted(config, noted) == []
 
 
+TIMM: dict[str, Any] = {"architecture": "vit_tiny", "pretrained_cfg": {"mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2], "crop_pct": 0.9}}
 OTHER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"model": {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}}, "rope_scaling"),
     ({"rope_scaling": YARN}, {"rope_scaling": {**YARN, "factor": 8.0}}, "rope_scaling"),
     ({"rope_scaling": YARN}, {"rope_scaling": "linear"}, "rope_scaling"),
+    ({"rope_theta": None}, {"rope_scaling": "linear", "rope_theta": 5e5}, "rope_scaling"),
     ({"text_config": {"rope_theta": 1e6}}, {"rope_theta": 5e5}, "rope_theta"),
+    (TIMM, {"model": "timm/vit_tiny.in21k", "mean": [0.5, 0.5, 0.5], "crop_pct": None, "num_classes": None, "scale": [0.1, 1.0]}, "mean"),
     ({}, {"override_config": {"num_attention_heads": 2}}, "num_attention_heads"),
     ({"image_size": 224}, {"hidden_size": 16, "num_hidden_layers": 2, "image_size": 448}, "image_size"),
     ({}, {"tie_word_embeddings": True}, "tie_word_embeddings"),

@@ -28,6 +28,9 @@ LIKE_A_MODEL = 2
 """So many of them, or of `COUNTS`, must agree for a level to describe the model."""
 
 COUNTS = ("vocab_size", "num_attention_heads", "num_key_value_heads", "n_head", "head_dim")
+OF_IMAGES, NAMED = "pretrained_cfg", "architecture"
+"""What timm prepares images with, and the name of the model, of which weights are a variant after a dot."""
+
 ROTARY = ("rope_theta", "partial_rotary_factor", SCALING, PARAMETERS, "rotary_pct", "rotary_emb_base")
 TELLING = re.compile(
     r"\w*_eps(ilon)?|hidden_act(ivation)?|activation_function|num_(attention|key_value)_heads|(attn|final|attention)_\w*soft_?cap(ping)?"
@@ -44,6 +47,9 @@ OF_OTHERS = re.compile(
     re.ASCII,
 )
 """Levels that are about another model, or none."""
+
+MEANT_OTHERWISE = ("qk_head_dim",)
+"""Entries that Megatron has for something else: the rotary part of a head is not counted there."""
 
 UNSET = ("", "none", "null", "auto", "default")
 MAX_LEVELS = 1 << 10
@@ -72,9 +78,10 @@ def contradicted(config: Config, noted: Mapping[str, Any], *, sure: bool = False
     ['rope_theta 1e6 (10000.0 in config.json)']
     """
     found: dict[str, list[tuple[object, object, bool]]] = {}
-    parts = levels(config)
+    images = config.get(OF_IMAGES)
+    parts = [*levels(config), *([images] if isinstance(images, Mapping) else [])]
     for level in _levels(noted, parts):
-        is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL
+        is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL or _names_it(level, config)
         if sure and not is_model:
             continue
         for key, value, others in (*_rotary(level, config), *_entries(level, parts, is_model)):
@@ -90,7 +97,7 @@ def _entries(level: Mapping[str, Any], parts: Sequence[Config], is_model: bool) 
     for key, value in level.items():
         others = [part[key] for part in parts if key in part and not _is_off(key, part)]
         is_said = not _is_unset(value) and key not in ROTARY and not isinstance(value, Mapping)
-        if others and is_said and not is_harmless(key) and (is_model or TELLING.fullmatch(key)):
+        if others and is_said and key not in MEANT_OTHERWISE and not is_harmless(key) and (is_model or TELLING.fullmatch(key)):
             yield key, value, others
 
 
@@ -99,15 +106,15 @@ def _rotary(level: Mapping[str, Any], config: Config) -> Iterator[tuple[str, obj
     said = {key: plain(value) for key, value in level.items() if key in ROTARY and not _is_unset(value)}
     text = config.get("text_config")
     mine = {str(key): plain(value) for key, value in (text if isinstance(text, Mapping) else config).items()}
-    if not said or has_layers(mine) or has_layers(said) or not any(key in mine for key in ROTARY):
-        return
     kind = said.get(SCALING)
-    if isinstance(kind, str):
+    if isinstance(kind, str) and re.fullmatch(r"\w+", kind):
         said[SCALING] = {"rope_type": kind.lower()}
+    if not said or has_layers(mine) or has_layers(said):
+        return
     _, noted = plain_rotary(said, False)
     _, own = plain_rotary(mine, False)
     for key, value in noted.items():
-        if value is not None and (key != SCALING or isinstance(said.get(SCALING) or said.get(PARAMETERS), Mapping)):
+        if value is not None and (key == SCALING or key in own):  # what a config does not say is the class's own
             yield key, value, [own.get(key)]
 
 
@@ -124,6 +131,12 @@ def _levels(noted: Mapping[str, Any], parts: Sequence[Config]) -> Iterator[Mappi
         pending += [
             value for key, value in level.items() if isinstance(value, Mapping) and key not in ROTARY and not OF_OTHERS.fullmatch(str(key))
         ]
+
+
+def _names_it(level: Mapping[str, Any], config: Config) -> bool:
+    """Whether the arguments of timm are for the model of a config."""
+    named = level.get("model")
+    return isinstance(named, str) and named.rpartition("/")[2].partition(".")[0] == config.get(NAMED)
 
 
 def _is_another(level: Mapping[str, Any], size: str, parts: Sequence[Config]) -> bool:

@@ -23,7 +23,7 @@ from ckpt_cli.formats.torch_files.averages import (
     split_average,
     telling,
 )
-from ckpt_cli.formats.torch_files.beside_weights import DataSearch
+from ckpt_cli.formats.torch_files.beside_weights import DataSearch, masters_beside
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
@@ -179,6 +179,9 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
     if known := [other for other in others if other not in doubtful]:
         text = f"{name} also holds {few([other.title for other in known])}"
         notes.append(Note("info", "other-components", text, tuple(other.name for other in known)))
+    if masters := masters_beside((group.beside, *way.beside)) if group is groups[0] else []:
+        text = f"{few(masters)} may be the weights in fp32 that the optimizer changes: those of the model were read, as training used them"
+        notes.append(Note("info", "masters", text))
     passed = passed_over(way, groups, group)
     if passed:
         notes.append(Note("warning", "beside-weights", f"left out, since they are beside the state dict: {few(passed)}"))

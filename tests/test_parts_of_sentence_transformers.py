@@ -59,6 +59,7 @@ def test_a_model_around_its_parts_that_lost_its_weights_is_told(tmp_path: Path) 
     run.mkdir()
     modules(run, **{"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"})
     put(run / "1_Pooling" / "config.json", {})
+    put(run / "2_Dense" / "config.json", {"in_features": 8, "out_features": 4})
     weights(run / "2_Dense")
     (text,) = told(ckpt_cli.merge(run, tmp_path / "out"))
     assert f"the model that belongs in {run} itself has no weights there" in text

@@ -16,7 +16,7 @@ from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
 from ckpt_cli.tensors.reading import elements
 
-RANGES = re.compile(r"_?amax|(min|max)_val|(running|act|activation|input|output)_(min|max|amax|absmax)")
+RANGES = re.compile(r"_?amax(_history)?|(min|max)_val|(running|act|activation|input|output)_(min|max|amax|absmax)")
 """Last parts of names of the ranges that observers and quantisers found (torch.ao, ModelOpt)."""
 
 MASK = re.compile(r"(.*_)?mask")

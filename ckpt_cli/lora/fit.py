@@ -237,9 +237,7 @@ def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
             hint=_no_weight_hint(adapter, tensors),
         )
     if len(found) > 1:
-        raise Undecidable(
-            f"the adapter fits {few(found)}", tensor=f"{PREFIX}{adapter.path}", hint="pass --lora export, and fuse it with PEFT"
-        )
+        raise Undecidable(f"the adapter fits {few(found)}", tensor=f"{PREFIX}{adapter.path}", hint=EXPORT)
     return found[0]
 
 

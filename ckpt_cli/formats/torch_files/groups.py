@@ -24,6 +24,7 @@ from ckpt_cli.formats.torch_files.averages import (
     telling,
 )
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
+from ckpt_cli.formats.torch_files.masters import masters_beside
 from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
@@ -182,6 +183,9 @@ def notes_of_group(name: str, way: Way, groups: list[FileGroup], group: FileGrou
     if known := [other for other in others if other not in doubtful]:
         text = f"{name} also holds {few([other.title for other in known])}"
         notes.append(Note("info", "other-components", text, tuple(other.name for other in known)))
+    if masters := masters_beside((group.beside, *way.beside)) if group is groups[0] else []:
+        text = f"{few(masters)} may be the weights in fp32 that the optimizer changes: those of the model were read, as training used them"
+        notes.append(Note("info", "masters", text))
     return [*notes, *unused.notes]
 
 

@@ -128,6 +128,8 @@ def test_the_state_of_a_training_is_no_news(write: Write, tmp_path: Path, data: 
         "rng_state": [{"cpu": torch.zeros(64, dtype=torch.uint8)}],
         "optimizer": {"state": {0: {"exp_avg": torch.ones(4, 4)}}, "param_groups": []},
         "train_stats": {"lr": 0.1},
+        "meta": {"palette": np.ones((3, 3)), "classes": ["a", "b"]},
+        "idx_to_class": np.array(["cat", "dog"]),
         "dataloader": {"order": torch.arange(4)},
     }
     assert {(note.level, note.code) for note in notes(write(make(tmp_path / "full"), state, data))} <= before

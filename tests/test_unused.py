@@ -172,6 +172,7 @@ def test_a_folder_inside_with_weights_of_any_name_is_told(name: str, run: Path) 
     [
         ("cache/a.pt", torch.ones(3, 4)),
         ("onnx/decoder.bin", {"l.weight": torch.ones(3, 4)}),
+        ("exports/m.gguf", torch.ones(3, 4)),
         ("states/all.pt", {"step": 3, "rng": torch.zeros(9, dtype=torch.uint8)}),
         ("dataloader/rank_0.pt", {"order": torch.ones(3, 4)}),
     ],

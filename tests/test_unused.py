@@ -128,6 +128,8 @@ def test_the_state_of_a_training_is_no_news(write: Write, tmp_path: Path, data: 
         "rng_state": [{"cpu": torch.zeros(64, dtype=torch.uint8)}],
         "optimizer": {"state": {0: {"exp_avg": torch.ones(4, 4)}}, "param_groups": []},
         "train_stats": {"lr": 0.1},
+        "meta": {"palette": np.ones((3, 3)), "classes": ["a", "b"]},
+        "idx_to_class": np.array(["cat", "dog"]),
         "dataloader": {"order": torch.arange(4)},
     }
     assert {(note.level, note.code) for note in notes(write(make(tmp_path / "full"), state, data))} <= before
@@ -170,6 +172,7 @@ def test_a_folder_inside_with_weights_of_any_name_is_told(name: str, run: Path) 
     [
         ("cache/a.pt", torch.ones(3, 4)),
         ("onnx/decoder.bin", {"l.weight": torch.ones(3, 4)}),
+        ("exports/m.gguf", torch.ones(3, 4)),
         ("states/all.pt", {"step": 3, "rng": torch.zeros(9, dtype=torch.uint8)}),
         ("dataloader/rank_0.pt", {"order": torch.ones(3, 4)}),
     ],

@@ -30,7 +30,7 @@ STATE = re.compile(
 )
 TRAINER = re.compile(r"callbacks|loops|extra_state|train(er)?_state", re.IGNORECASE)
 RECORD = re.compile(
-    r".*scaler.*|.*sched.*|.*rng.*|.*random.*|train.*|args|config|hyper_parameters|data.*|loss.*|step|global_step|epoch|iteration|best.*",
+    r".*scaler.*|.*sched.*|.*rng.*|.*random.*|train.*|args|meta(_?data)?|config|hyper_parameters|data.*|loss.*|step|global_step|epoch|iteration|best.*",
     re.IGNORECASE,
 )
 

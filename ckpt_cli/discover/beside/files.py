@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -72,6 +73,8 @@ OF_TRAINER = re.compile(r"(extra_state|train(er)?([._-]state)?|training_state|st
 
 EXPERTS = re.compile(r"([a-z0-9]+[-_.])*experts?[-_.]?(rank[-_.]?)?[0-9]+\.(safetensors|bin|pt|pth|ckpt)", re.ASCII | re.IGNORECASE)
 """Files of experts: ``experts_rank0.pt``, ``expert_1.pt``. They may be of no other model than what lies beside them."""
+
+MOST_LOOKED_INTO = 16
 
 AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
@@ -223,6 +226,24 @@ def weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
     named = [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
     found = [path for path in files_in(folder, _tells_nothing) if absolute(path) not in used and are_weights(path, files)]
     return [path for path in named if absolute(path) not in used] + found
+
+
+def holds_any_weights(folder: Path, used: Collection[str], files: Files) -> bool:
+    """Whether a folder has weights but those that are ``used``, in a form that is read.
+
+    Of files whose names do not tell, one is looked into of those that differ in a number, and of others a few.
+    """
+    paths = [path for path in files_in(folder, lambda name: _is_named(name) or _tells_nothing(name)) if absolute(path) not in used]
+    if any(_is_named(path.name) for path in paths):
+        return True
+    alike: dict[str, Path] = {}
+    for path in paths:
+        alike.setdefault(re.sub("[0-9]+", "#", path.name), path)
+    return any(are_weights(path, files) for path in itertools.islice(alike.values(), MOST_LOOKED_INTO))
+
+
+def _is_named(name: str) -> bool:
+    return holds_weights(name) and not OTHER_FORM.fullmatch(name)
 
 
 def _merged_before(folder: Path) -> list[str]:

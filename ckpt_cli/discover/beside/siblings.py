@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckpt_cli.discover.beside.files import weights_in
+from ckpt_cli.discover.beside.files import holds_any_weights
 from ckpt_cli.discover.beside.folders import Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.beside.models import comparison_with_folder
 from ckpt_cli.discover.forms.inner_runs import CODE as RUN_BELOW
@@ -169,7 +169,7 @@ def _counts(entry: Held, root: Path, taken: Collection[Path], read: Collection[P
             return bool(entry.matches) and OF_MODULES.fullmatch(entry.path.name) is not None
         if entry.matches:
             return True
-        return FORMS.fullmatch(entry.path.name) is None and bool(weights_in(entry.path, set(map(absolute, read)), files))
+        return FORMS.fullmatch(entry.path.name) is None and holds_any_weights(entry.path, set(map(absolute, read)), files)
     return not any(entry.path.is_relative_to(folder) for folder in taken) and FORMS.fullmatch(entry.path.name) is None
 
 

@@ -46,6 +46,7 @@ from ckpt_cli.formats.step_names import nearest_step
 from ckpt_cli.formats.torch_files.averages import TELLING
 from ckpt_cli.formats.torch_files.counters import begun_notes, trained_notes
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
+from ckpt_cli.formats.torch_files.swapped import ALGORITHMS
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
 from ckpt_cli.names import check_name, few, is_extra_state, plural, printable
 from ckpt_cli.paths import absolute
@@ -160,13 +161,15 @@ class Dcp(Format):
         notes = notes_of_objects(group, reader, match.root)
         notes += begun_notes({name: assembled(entry.name, entry, reader) for name, entry in group.counters.items() if name in TELLING})
         notes += trained_notes(group.trained)
-        notes += swapped_notes(catalog, reader, group.key, groups[0].key)
+        swapped = swapped_notes(catalog, reader, group.key, groups[0].key)
+        notes += swapped
         used = {stored.file for entry in group.tensors.values() for places in entry.chunks.values() for stored in places}
         known = set(catalog.files)
         unused = [path.name for path in match.files if path.suffix == ".distcp" and path.name not in known]
         if match.group is None:
             others = [other for other in groups if other.name != group.name and other.holds_weights]
-            notes += [*_notes_of_groups(group, others), *unused_in(catalog, (group, *others), reader).notes]
+            beside = unused_in(catalog, (group, *others), reader, (ALGORITHMS,) if swapped else ())
+            notes += [*_notes_of_groups(group, others), *beside.notes]
         notes += notes_of_other_saves(catalog, match, sorted(used), reader, files)
         if unused:
             notes.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckpt_cli.files.folders import is_file
@@ -17,13 +17,16 @@ from ckpt_cli.names import is_extra_state
 Tree = dict[str, Any]
 
 
-def unused_in(catalog: Catalog, groups: Iterable[Group], reader: ItemReader) -> Unused:
-    """What is in none of the ``groups``: of tensors the metadata tell what they are, of objects what is in them."""
+def unused_in(catalog: Catalog, groups: Iterable[Group], reader: ItemReader, told: Collection[str] = ()) -> Unused:
+    """What is in none of the ``groups``: of tensors the metadata tell what they are, of objects what is in them.
+
+    Of what is below keys that are ``told``, something else is said.
+    """
     held = {id(entry) for group in groups for entry in _of(group)}
     tree: Tree = {}
     for tensor in (tensor for tensor in catalog.tensors.values() if id(tensor) not in held):
         _put(tree, tensor.path, Described(len(tensor.shape), tensor.dtype.kind == "float"))
-    objects = {id(thing): thing for thing in catalog.objects.values() if id(thing) not in held}
+    objects = {id(thing): thing for thing in catalog.objects.values() if id(thing) not in held and not set(told) & set(thing.path)}
     stored = {key: place for key, thing in objects.items() if (place := _place(thing, reader)) is not None}
     reader.expect_objects(stored.values())
     for key, place in stored.items():

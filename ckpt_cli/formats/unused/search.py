@@ -19,6 +19,9 @@ from ckpt_cli.tensors.component import Note
 
 CODE = "beside-weights"
 
+TEXTS = ("U", "S", "O")
+"""What names of numpy's dtypes for texts and objects begin with."""
+
 GRAD_SCALER = frozenset({"scale", "growth_factor", "_growth_tracker", "cur_scale", "loss_scale", "loss_scaler"})
 """Keys that the state of torch's GradScaler, apex and DeepSpeed have."""
 
@@ -95,7 +98,14 @@ def _is_array(node: object) -> bool | None:
     dimensions = dimensions_of(node)
     if dimensions is not None:
         return dimensions > 0 or is_trained(node)
-    return not _is_scalar(node) if is_data(node) else None
+    return not (_is_scalar(node) or _is_of_texts(node)) if is_data(node) else None
+
+
+def _is_of_texts(node: object) -> bool:
+    """Whether an array of numpy holds texts or objects, such as the names of classes."""
+    given = [*node.args, *(node.state if isinstance(node.state, tuple) else ())] if isinstance(node, Call) else []
+    dtypes = (each.args[0] for each in given if isinstance(each, Call) and each.is_("numpy", "dtype") and each.args)
+    return any(isinstance(dtype, str) and dtype.lstrip("<>|=")[:1] in TEXTS for dtype in dtypes)
 
 
 def _is_scalar(node: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,23 +10,19 @@ from typing import TYPE_CHECKING
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
-from ckpt_cli.hub.classes.dtypes import is_packed, what_codes
+from ckpt_cli.hub.classes.dtypes import what_codes
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, SHARED, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
+from ckpt_cli.lora.on_base.adapted import EXPORT, adapted_name, candidates, expert_layout, only_adapted_name
 from ckpt_cli.lora.on_base.turned import turned_modules
 from ckpt_cli.lora.targets import Targets, is_end
-from ckpt_cli.names import few, plural
+from ckpt_cli.names import plural
 from ckpt_cli.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
-
-EXPORT = "pass --lora export, and fuse it with PEFT"
-NUMBERS = re.compile(r"(?<=\.)[0-9]+(?=\.)")
-UNEMBEDDING = re.compile(r"unembed|head|output", re.IGNORECASE)
-"""In names that programs other than transformers give an output head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,7 @@ def fuse_adapters(
     ranks: dict[str, int] = {}
     scales: dict[str, float] = {}
     transposed: set[bool] = set()
-    places = {adapter.path: _adapted_name(adapter, tensors) for adapter in state.adapters}
+    places = {adapter.path: only_adapted_name(adapter, tensors) for adapter in state.adapters}
     if turned is None:
         turned = turned_modules({adapter.path: (adapter, tensors[places[adapter.path]]) for adapter in state.adapters}, facts)
     coded = coded_floats(tensors)
@@ -125,7 +120,7 @@ def rank_of(adapter: Adapter, groups: int = 1) -> int:
 
 def expert_groups(adapter: Adapter, tensors: Mapping[str, Tensor]) -> int:
     """The number of experts that an adapter of fused experts is for, 1 for all others."""
-    found = _candidates(adapter, tensors)
+    found = candidates(adapter, tensors)
     return tensors[found[0]].shape[0] if found and found[0] != f"{adapter.module}.weight" else 1
 
 
@@ -171,40 +166,18 @@ def pattern_key(adapter: Adapter, name: str | None, facts: AdapterFacts) -> str:
     return adapter.inner
 
 
-def adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:
-    """The tensor that an adapter is for, None if it is not here or not the only one that fits."""
-    found = _candidates(adapter, tensors)
-    return found[0] if len(found) == 1 else None
-
-
-def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the tensor that an adapter is for is here, in a shape that its factors fit; of quantised ones the shape says nothing."""
-    name = adapted_name(adapter, tensors)
-    if name is None:
-        return False
-    weight = tensors[name]
-    sides = (adapter.b.shape[0], math.prod(adapter.a.shape[1:]))
-    experts = name != f"{adapter.module}.weight"
-    return (
-        experts
-        or weight.dtype.kind != "float"
-        or is_packed(name, tensors, *sides)
-        or {weight.shape[0], math.prod(weight.shape[1:])} == set(sides)
-    )
-
-
 def lacks_base(state: PeftState) -> bool:
     """Whether adapters were saved without the weights that they are for.
 
     With an adapted embedding or output head, PEFT saves a copy of its weight beside the factors (``save_embedding_layers="auto"``).
     """
-    without = [adapter for adapter in state.adapters if not _candidates(adapter, state.tensors)]
+    without = [adapter for adapter in state.adapters if not candidates(adapter, state.tensors)]
     copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, SHARED, *HEADS)}
     if len(without) == len(state.adapters):
         return bool(without)
     others = [name for name in state.tensors if name not in copies and name not in state.saved and not name.endswith(".bias")]
     # Trained modules have no mark in PEFT's files, but none of these holds a weight under its factors other than those copies.
-    own = {name for adapter in state.adapters for name in _candidates(adapter, state.tensors)}
+    own = {name for adapter in state.adapters for name in candidates(adapter, state.tensors)}
     return not others or (not state.adapter_in_names and own <= copies)
 
 
@@ -224,60 +197,6 @@ def check_variant(state: PeftState, facts: AdapterFacts) -> None:
                 tensor=f"{PREFIX}{(lacking or sorted(having))[0]}",
                 hint="the adapter's files may be from two runs",
             )
-
-
-def _adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
-    """The tensor that an adapter is for: the weight of its module, or the one parameter of it that fits."""
-    found = _candidates(adapter, tensors)
-    if not found:
-        raise Undecidable(
-            "the weight that this adapter belongs to is not here",
-            tensor=f"{PREFIX}{adapter.path}",
-            expected=f"{adapter.module}.weight, or fused experts in {adapter.module} that these factors fit",
-            hint=_no_weight_hint(adapter, tensors),
-        )
-    if len(found) > 1:
-        raise Undecidable(f"the adapter fits {few(found)}", tensor=f"{PREFIX}{adapter.path}", hint=EXPORT)
-    return found[0]
-
-
-def _no_weight_hint(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
-    """What can be done about an adapter without its weight. PEFT leaves out adapters of modules that a model has not."""
-    if any(name.startswith(f"{adapter.module}.") for name in tensors):
-        return "pass --lora export, without --base, and fuse it with PEFT"
-    shared = [name for name in tensors if last_two(name) == SHARED]
-    if shared and last_two(f"{adapter.module}.weight") in (*EMBEDDINGS, *HEADS):
-        return f"it is one of the uses of {shared[0]}, which is stored once: pass --lora export, without --base"
-    leaf, sides = adapter.module.rpartition(".")[2], (adapter.b.shape[0], math.prod(adapter.a.shape[1:]))
-    numbers = NUMBERS.findall(adapter.module)
-    alike = [
-        name
-        for name, tensor in tensors.items()
-        if tensor.shape == sides
-        and NUMBERS.findall(name) == numbers
-        and (name.endswith(f".{leaf}.weight") or (UNEMBEDDING.search(leaf) and last_two(name) in HEADS))
-    ]
-    those = f"if it is that of {few([name.removesuffix('.weight') for name in alike], 3)}"
-    there = f"{those}, rename its tensors in the adapter's file; otherwise " if alike else ""
-    return f"the model has no module of this name, and PEFT leaves out what has none: {there}fuse it with the program that trained it"
-
-
-def _candidates(adapter: Adapter, tensors: Mapping[str, Tensor]) -> list[str]:
-    weight = f"{adapter.module}.weight"
-    if weight in tensors:
-        return [weight]
-    own = [name for name in tensors if name.rpartition(".")[0] == adapter.module and len(tensors[name].shape) == 3]
-    return [name for name in own if _expert_layout(adapter, tensors[name]) is not None]
-
-
-def _expert_layout(adapter: Adapter, weight: Tensor) -> str | None:
-    """How fused experts [E, x, y] are adapted: "out x in" or "in x out"; None if the factors do not fit."""
-    experts, first, second = weight.shape
-    rank, columns = adapter.a.shape[0], adapter.a.shape[-1]
-    rows = adapter.b.shape[0]
-    if not experts or rank % experts or adapter.b.shape[-1] != rank or len(adapter.a.shape) != 2 or len(adapter.b.shape) != 2:
-        return None
-    return "out x in" if (rows, columns) == (first, second) else "in x out" if (rows, columns) == (second, first) else None
 
 
 def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts, *, is_turned: bool) -> Update:
@@ -331,7 +250,7 @@ def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterF
     experts, rows, columns = weight.shape
     total = adapter.a.shape[0]
     rank = total // experts
-    layout = _expert_layout(adapter, weight)
+    layout = expert_layout(adapter, weight)
     by_expert = facts.expert_layout(name) == BY_EXPERT
     if layout == "out x in" and rows == columns:
         raise Undecidable("these experts are square: nothing tells rows from columns", tensor=f"{PREFIX}{adapter.path}")

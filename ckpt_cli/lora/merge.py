@@ -21,7 +21,6 @@ from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts,
 from ckpt_cli.lora.copies import with_ties, without_copies
 from ckpt_cli.lora.fit import (
     Fused,
-    adapted_name,
     adapter_rank,
     check_variant,
     fuse_adapters,
@@ -31,6 +30,7 @@ from ckpt_cli.lora.fit import (
     on_base,
     pattern_key,
 )
+from ckpt_cli.lora.on_base.adapted import adapted_name
 from ckpt_cli.lora.on_base.seen import SeenBase, as_in_memory
 from ckpt_cli.lora.on_base.trained_class import heads_of_base
 from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part, without_lead

@@ -11,7 +11,7 @@ from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.classes.fit import KnownClass, known_class
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
-from ckpt_cli.lora.fit import fits
+from ckpt_cli.lora.on_base.adapted import fits
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor

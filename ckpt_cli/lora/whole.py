@@ -17,7 +17,8 @@ from ckpt_cli.hub.peft_names import PREFIX, PeftState
 from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
-from ckpt_cli.lora.fit import adapted_name, is_of_experts
+from ckpt_cli.lora.fit import is_of_experts
+from ckpt_cli.lora.on_base.adapted import adapted_name
 from ckpt_cli.lora.parts import names_within, within_part
 from ckpt_cli.lora.settings import TYING
 from ckpt_cli.lora.targets import Targets, ends, is_end

@@ -9,8 +9,8 @@ from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.peft_names import parse_peft
 from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.copies import with_ties
-from ckpt_cli.lora.fit import fits
 from ckpt_cli.lora.merge import Adapted
+from ckpt_cli.lora.on_base.adapted import fits
 from ckpt_cli.lora.on_base.seen import as_in_memory
 from ckpt_cli.lora.parts import placed
 from ckpt_cli.tensors.component import Component

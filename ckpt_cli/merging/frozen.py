@@ -15,7 +15,8 @@ from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.lora.config import AdapterFacts, adapter_facts
-from ckpt_cli.lora.fit import adapted_name, fuse_adapters
+from ckpt_cli.lora.fit import fuse_adapters
+from ckpt_cli.lora.on_base.adapted import adapted_name
 from ckpt_cli.lora.on_base.seen import as_in_memory
 from ckpt_cli.lora.on_base.turned import turned_modules
 from ckpt_cli.lora.settings import changed_base

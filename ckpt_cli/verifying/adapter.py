@@ -16,8 +16,9 @@ from ckpt_cli.hub.assets import find_assets
 from ckpt_cli.hub.peft_names import PeftState, has_adapters, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
-from ckpt_cli.lora.fit import adapted_name, adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
+from ckpt_cli.lora.fit import adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names, scales_of
+from ckpt_cli.lora.on_base.adapted import adapted_name
 from ckpt_cli.lora.parts import within_part
 from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text
 from ckpt_cli.names import few

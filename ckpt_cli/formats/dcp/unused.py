@@ -10,9 +10,10 @@ from ckpt_cli.formats.dcp.groups import CONTAINER, Group
 from ckpt_cli.formats.dcp.items import ItemReader
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogObject, Stored
 from ckpt_cli.formats.torch_files.matrices import Described
-from ckpt_cli.formats.training_state_names import is_state_key
+from ckpt_cli.formats.training_state_names import is_state_key, is_statistics_key
 from ckpt_cli.formats.unused.search import DataSearch, Unused
 from ckpt_cli.names import is_extra_state
+from ckpt_cli.urls import is_remote
 
 Tree = dict[str, Any]
 
@@ -40,10 +41,16 @@ def _of(group: Group) -> list[object]:
 
 
 def _place(thing: CatalogObject, reader: ItemReader) -> Stored | None:
-    """Where an object is that may hold anything: an optimizer, a scheduler or random states are not looked into."""
+    """Where an object is that may hold anything: an optimizer, a scheduler or random states are not looked into.
+
+    In a store, where each takes a request, only what is called like statistics is.
+    """
     if any(is_state_key(key) or is_extra_state(key) for key in thing.path) or thing.stored is None:
         return None
-    return thing.stored if is_file(reader.path(thing.stored.file)) else None
+    path = reader.path(thing.stored.file)
+    if is_remote(path) and not any(map(is_statistics_key, thing.path)):
+        return None
+    return thing.stored if is_file(path) else None
 
 
 def _put(tree: Tree, path: Sequence[str], node: Any) -> None:

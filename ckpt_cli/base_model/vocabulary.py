@@ -9,7 +9,7 @@ from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.beside.told_tokens import with_ids
 from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.tied_names import EMBEDDINGS, last_two
+from ckpt_cli.hub.tokenizer import embedding_of
 from ckpt_cli.hub.tokenizer_file import TokenizerFile
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
@@ -49,7 +49,8 @@ def _tokens(tokenizer: TokenizerFile) -> int | None:
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> int | None:
-    return next((tensor.shape[0] for name, tensor in tensors.items() if last_two(name) in EMBEDDINGS and len(tensor.shape) == 2), None)
+    embedding = embedding_of(tensors)
+    return embedding.shape[0] if embedding is not None else None
 
 
 def _vocabulary_size(config: Config) -> int | None:

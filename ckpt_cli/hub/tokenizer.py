@@ -14,7 +14,7 @@ from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
 from ckpt_cli.hub.beside.told_tokens import USED, told_tokens, with_ids
 from ckpt_cli.hub.config import Config, writes_texts
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.tied_names import EMBEDDINGS
+from ckpt_cli.hub.tied_names import SHARED, embeddings_in, last_two
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, TokenizerFile
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -49,7 +49,7 @@ class Beyond:
 
 def ids_beyond(tokenizer: TokenizerFile, tensors: Mapping[str, Tensor]) -> Iterator[Beyond]:
     """Tokens of a tokenizer whose ids have no row in the input embedding of a model. A file that cannot be read has none."""
-    embedding = _embedding(tensors)
+    embedding = embedding_of(tensors)
     if embedding is None:
         return
     rows = embedding.shape[0]
@@ -63,7 +63,7 @@ def special_ids_beyond(files: Mapping[str, Path], config: Config, tensors: Mappi
 
     Without an embedding among the tensors, ``vocab_size`` says how many rows there are.
     """
-    embedding, text = _embedding(tensors), config.get("text_config")
+    embedding, text = embedding_of(tensors), config.get("text_config")
     levels = [level for level in (config, text) if isinstance(level, Mapping)]
     sizes = [level["vocab_size"] for level in levels if type(level.get("vocab_size")) is int]
     rows = embedding.shape[0] if embedding is not None else max(sizes, default=None)
@@ -82,7 +82,7 @@ def told_ids_beyond(tokenizer: TokenizerFile | None, files: Mapping[str, Path], 
     Of the tokens that tokenizer.json has, only those count that begin, end or fill texts: the others are told by `ids_beyond`. Without
     a tokenizer.json, those whose ids are said.
     """
-    embedding = _embedding(tensors)
+    embedding = embedding_of(tensors)
     if embedding is None:
         return
     if tokenizer is None:
@@ -185,8 +185,14 @@ def _generation(files: Mapping[str, Path]) -> Config | None:
     return None
 
 
-def _embedding(tensors: Mapping[str, Tensor]) -> Tensor | None:
-    return next((t for name, t in tensors.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(t.shape) == 2), None)
+def embedding_of(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The input embedding of a model, by its name: of several the one with the most rows, as a part may have a smaller vocabulary.
+
+    That of the language model of InstructBLIP has more than the one of its Q-Former; T5 and BART store one for encoder and decoder.
+    """
+    matrices = [name for name, tensor in tensors.items() if len(tensor.shape) == 2]
+    shared = [name for name in matrices if last_two(name) == SHARED]
+    return max((tensors[name] for name in embeddings_in(matrices) or shared), key=lambda tensor: tensor.shape[0], default=None)
 
 
 def _special(entries: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -68,10 +68,11 @@ def _read(path: Path, beside: Mapping[str, Path]) -> TokenizerFile:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     digest = hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest() if isinstance(vocabulary, (dict, list)) else None
     added = _added(text.content, vocabulary)
-    ids = (("tokens", _ids(vocabulary)), ("added tokens", tuple(number for _, number in added)))
+    own, listed = _ids(vocabulary), _listed(text.content)
+    ids = (("tokens", tuple(number for number in own if number not in listed)), ("added tokens", tuple(sorted(listed))))
     told = told_tokens(beside)
     held = _held({each.token for each in told}, vocabulary, added)
-    following = max([len(ids[0][1]), *(number + 1 for _, number in added)]) if digest is not None else None
+    following = max([len(own), *(number + 1 for _, number in added)]) if digest is not None else None
     known = tuple(each for each in ids if each[1])
     return TokenizerFile(known, digest, added, told, held, following, steps_of(text.content), text.marked)
 
@@ -90,6 +91,13 @@ def _ids(vocabulary: Any) -> tuple[int, ...]:
     if isinstance(vocabulary, dict):
         return tuple(token for token in vocabulary.values() if type(token) is int)
     return tuple(range(len(vocabulary))) if isinstance(vocabulary, list) else ()
+
+
+def _listed(content: Any) -> frozenset[int]:
+    """The ids of all tokens that are listed as added: a vocabulary may have some of them itself, such as the mask of BART."""
+    listed = content.get("added_tokens") if isinstance(content, dict) else None
+    numbers = (token.get("id") for token in listed if isinstance(token, dict)) if isinstance(listed, list) else ()
+    return frozenset(number for number in numbers if type(number) is int)
 
 
 def _added(content: Any, vocabulary: Any) -> tuple[tuple[str, int], ...]:

@@ -9,7 +9,7 @@ from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import Adapter, PeftState
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two, tied_pair
+from ckpt_cli.hub.tied_names import HEADS, embeddings_in, last_two, tied_pair
 from ckpt_cli.lora.config import CONFIG
 from ckpt_cli.tensors.equality import same_after_cast, same_values
 from ckpt_cli.tensors.tensor import Tensor
@@ -65,7 +65,7 @@ def with_ties(tensors: Mapping[str, Tensor], config: Config, adapters: Sequence[
         alike = head.alias_of is None and same_values(head, embedding)
         return {**tensors, pair[0]: replace(head, alias_of=embedding.name)} if alike else dict(tensors)
     heads = [name for adapter in adapters if last_two(name := f"{adapter.module}.weight") in HEADS and name not in tensors]
-    embeddings = [name for name in tensors if last_two(name) in EMBEDDINGS]
+    embeddings = embeddings_in(tensors)
     if len(heads) != 1 or len(embeddings) != 1 or any(last_two(name) in HEADS for name in tensors):
         return dict(tensors)
     embedding = tensors[embeddings[0]]

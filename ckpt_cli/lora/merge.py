@@ -14,7 +14,6 @@ from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture, is_quantised
 from ckpt_cli.hub.peft_names import PREFIX, PeftState, has_adapters, parse_peft
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, SHARED, last_two, tied_pair
 from ckpt_cli.lora.alphas.guessed import guessed_notes
 from ckpt_cli.lora.biases import check_biases, trained_biases
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, AdapterFacts, adapter_facts, peft_config
@@ -32,6 +31,7 @@ from ckpt_cli.lora.fit import (
 )
 from ckpt_cli.lora.on_base.adapted import adapted_name
 from ckpt_cli.lora.on_base.seen import SeenBase, as_in_memory
+from ckpt_cli.lora.on_base.tied import tied_to, told_tie, usually_tied
 from ckpt_cli.lora.on_base.trained_class import heads_of_base
 from ckpt_cli.lora.parts import is_for_a_part, names_within, part_note, placed, refuse_apart, within_part, without_lead
 from ckpt_cli.lora.saved_embeddings import with_untrained_heads
@@ -165,7 +165,7 @@ def with_adapters_fused(
             notes.append(Note("info", "lora-base", text))
     notes += check_whole(state, facts, saved, config, seen.of_the_model(state.tensors), held)
     state = replace(state, tensors=with_ties(state.tensors, config, state.adapters))
-    notes += _tie_notes(state, config)
+    notes += _tie_notes(state, config, facts.config)
     result = fuse_adapters(state, facts, wide=cast, allow_overflow=allow_overflow)
     notes += guessed_notes(facts, result.ranks, state.parts)
     if result.once:
@@ -182,24 +182,24 @@ def with_adapters_fused(
     return replace(component, tensors=whole), info, tuple(notes)
 
 
-def _tie_notes(state: PeftState, config: Config) -> list[Note]:
-    """A warning about an adapter on one of two tied tensors: training used the other one without it.
+def _tie_notes(state: PeftState, config: Config, settings: Config) -> list[Note]:
+    """A warning about an adapter on one of several tied tensors: training used the others without it.
 
-    What is written has it in both, as a model that PEFT's ``merge_and_unload`` leaves tied.
+    What is written has it in all, as a model that PEFT's ``merge_and_unload`` leaves tied. ``settings`` are those of adapter_config.json.
     """
     if not ties_embeddings(config):
         return []
     adapted = [name for adapter in state.adapters if (name := adapted_name(adapter, state.tensors)) is not None]
-    embeddings, heads = ([name for name in adapted if last_two(name) in known] for known in ((*EMBEDDINGS, SHARED), HEADS))
-    pair = tied_pair(list(state.tensors))
-    apart = pair is not None and not any(state.tensors[name].alias_of for name in pair)
-    if bool(embeddings) == bool(heads) or apart:
-        return []
-    other = "the output head" if embeddings else "the embedding"
-    text = (
-        f"the adapter of {(embeddings or heads)[0]} changes {other} too, which config.json ties to it: in training {other} had no adapter"
-    )
-    return [Note("warning", "lora-tied", text)]
+    for name in adapted:
+        others = tied_to(name, config, settings)
+        others = usually_tied(name, state.tensors) if others is None else others
+        stored = [other for other in others if other in state.tensors]
+        apart = stored and not any(state.tensors[each].alias_of for each in (name, *stored))
+        if others and not apart and not {*others} & {*adapted}:
+            other = told_tie(name, others)
+            text = f"the adapter of {name} changes {other} too, which config.json ties to it: in training {other} had no adapter"
+            return [Note("warning", "lora-tied", text)]
+    return []
 
 
 def _summed_text(fused: Fused, *, ties: bool) -> str:

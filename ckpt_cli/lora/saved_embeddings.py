@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpt_cli.hub.classes.rules import rules_for
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import PeftState
-from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, last_two
+from ckpt_cli.hub.tied_names import HEADS, embeddings_in, last_two
+from ckpt_cli.lora.on_base.tied import tied_to, told_tie
 from ckpt_cli.lora.settings import TYING
 from ckpt_cli.lora.targets import is_end
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import same_after_cast
 from ckpt_cli.tensors.tensor import Tensor
-
-LITERAL = re.compile(r"[\w.]+", re.ASCII)
-"""A pattern that is a name."""
 
 TIED_BY_PEFT = ("embed_tokens", "lm_head")
 """``EMBEDDING_LAYER_NAMES`` of peft."""
@@ -33,14 +30,22 @@ def with_untrained_heads(
     """
     if not ties_embeddings(config) or _is_tied_by_peft(settings):
         return state, ()
-    saved = [name for name in state.tensors if last_two(name) in EMBEDDINGS and name in base and _is_saved(name, state, settings)]
-    if len(saved) != 1 or any(last_two(name) in HEADS for name in (*state.tensors, *base)):
+    saved = {name: tied_to(name, config, settings) for name in state.tensors if name in base and _is_saved(name, state, settings)}
+    stored = {*state.tensors, *base}
+    by_name = embeddings_in(state.tensors) if not any(last_two(name) in HEADS for name in stored) else []
+    # Where the class is not known, usual names tell what may be tied, but not what the head is called.
+    meant = {name: others or () for name, others in saved.items() if (name in by_name if others is None else others)}
+    meant = {name: others for name, others in meant.items() if stored.isdisjoint(others)}
+    if len(meant) != 1:
         return state, ()
-    name, head = saved[0], _head_of(saved[0], config)
-    if head is None or state.tensors[name].shape != base[name].shape:
-        text = f"{name} was trained as a whole, and not the output head, which config.json ties to it"
+    ((name, others),) = meant.items()
+    if len(others) != 1 or state.tensors[name].shape != base[name].shape:
+        if state.tensors[name].shape == base[name].shape and same_after_cast(state.tensors[name], base[name]):
+            return state, ()  # a copy that no part of the model used, as of T5's shared embedding
+        text = f"{name} was trained as a whole, and not {told_tie(name, others)}, which config.json ties to it"
         text += ": the output has the trained one in both"
         return state, (Note("warning", "lora-tied", text),)
+    (head,) = others
     text = f"{name} was trained as a whole, and not the output head: {head} is written as training had it, with the values of the base"
     return replace(state, tensors={**state.tensors, head: replace(base[name], name=head)}), (Note("info", "lora-tied", text),)
 
@@ -59,12 +64,3 @@ def _is_saved(name: str, state: PeftState, settings: Config) -> bool:
     entries = settings.get("modules_to_save")
     module = name.rpartition(".")[0]
     return not settings or (isinstance(entries, list) and any(isinstance(entry, str) and is_end(module, entry) for entry in entries))
-
-
-def _head_of(embedding: str, config: Config) -> str | None:
-    """The name of the head that the class ties to an embedding."""
-    rules = rules_for(config)
-    tied = rules.tied if rules is not None else {}
-    named = [head for head, source in tied.items() if re.fullmatch(source, embedding)]
-    heads = [head for head in named if LITERAL.fullmatch(head) and last_two(head) in HEADS]
-    return heads[0] if len(heads) == 1 else None

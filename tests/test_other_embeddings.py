@@ -80,6 +80,26 @@ def test_a_classifier_has_no_head_that_is_tied(settings: dict[str, Any], tmp_pat
     assert torch.allclose(logits(getattr(transformers, kind).from_pretrained(tmp_path / "out")), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_config", [True, False])
+def test_a_file_that_holds_each_tensor_once_has_the_head_as_the_first_state_of_the_embedding(with_config: bool, tmp_path: Path) -> None:
+    """As accelerate writes a wrapped model: of tied tensors only the first one, which training replaced by a copy."""
+    base = base_of(tmp_path / "base", "LlamaForCausalLM", {**ATTENTION, "tie_word_embeddings": True, "pad_token_id": 0})
+    settings = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(base), settings)
+    wrapped.base_model.model.model.embed_tokens.modules_to_save["default"].weight.data.add_(1.0)
+    run = tmp_path / "run"
+    run.mkdir()
+    state = {name: tensor.contiguous() for name, tensor in wrapped.state_dict().items() if "lm_head" not in name}
+    save_file(state, run / "model.safetensors", metadata={"format": "pt"})
+    (run / "config.json").write_bytes((base / "config.json").read_bytes())
+    if with_config:
+        settings.save_pretrained(run)
+    result = ckpt_cli.merge(run, tmp_path / "out", lora_alpha=None if with_config else 4)
+    assert torch.allclose(logits(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")), logits(wrapped), atol=1e-5)
+    levels = [note.level for note in result.outputs[0].notes if note.code == "lora-tied"]
+    assert levels == ["info" if with_config else "warning"]
+
+
 def with_tokenizer(folder: Path, embeddings: dict[str, int], tokens: int, added: tuple[int, ...] = ()) -> Path:
     """A folder with embeddings of so many rows, beside a tokenizer with so many tokens, some of which are listed as added too."""
     folder.mkdir()

@@ -89,7 +89,7 @@ class PeftState:
     ``saved`` are the names of tensors that were trained as they are; ``exported`` all tensors of the adapter as PEFT's files name them.
     ``wrapped`` are the names of the model's own tensors in adapted modules, with those that PEFT gives them; ``adapter_in_names``:
     names have that of the adapter, as state dicts have and PEFT's files have not. ``parts`` are the beginnings of names, each with its dot,
-    of the parts of the model that were wrapped; empty text for the whole of it.
+    of the parts of the model that were wrapped; empty text for the whole of it. ``originals`` are the first states of what is ``saved``.
     """
 
     tensors: dict[str, Tensor]
@@ -99,6 +99,7 @@ class PeftState:
     wrapped: Mapping[str, str] = field(default_factory=dict)
     adapter_in_names: bool = True
     parts: tuple[str, ...] = ("",)
+    originals: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def part(self) -> str:
@@ -194,6 +195,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     exported: dict[str, Tensor] = {}
     adapters: set[str] = set()
     wrapped: dict[str, str] = {}
+    originals: dict[str, Tensor] = {}
     factors = {name: ADAPTED.fullmatch(name) for name in names.values()}
     adapter_in_names = any(match["adapter"] for match in factors.values() if match is not None)
     again = {} if adapter_in_names else {name: match for name in factors if (match := COPIES_OF_BIAS.fullmatch(name)) is not None}
@@ -221,9 +223,8 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
             if plain != name:
                 wrapped[plain] = named(old, name)
     for old, name in names.items():
-        original = ORIGINAL.fullmatch(name)
-        if original is not None and name not in copies and f"{original['module']}.{original['rest']}" not in saved:
-            tensors[f"{original['module']}.{original['rest']}"] = component[old]
+        if (used := first_state_of(name)) is not None and name not in copies:
+            (originals if used in saved else tensors)[used] = component[old]
     unknown = [name for name in tensors if re.search(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)", name)]
     if unknown:
         raise Unsupported("this is not a tensor of plain LoRA or DoRA", tensor=unknown[0], hint="merge it with PEFT, or pass --lora keep")
@@ -232,7 +233,7 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
         raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
     made = tuple(_adapter(path, found, parts[0] if len(parts) == 1 else "") for path, found in factors_of.items())
-    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, adapter_in_names, parts)
+    return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, adapter_in_names, parts, originals)
 
 
 def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:

@@ -163,6 +163,10 @@ def with_adapters_fused(
         if seen.inner is not None:
             text = f"the adapters are for {seen.inner.kind}, whose tensors are those of the base that begin with {seen.inner.outer}"
             notes.append(Note("info", "lora-base", text))
+    else:
+        # A file that holds each tensor once, as accelerate writes it, has a tied head as the first state of the embedding.
+        state, told = with_untrained_heads(state, state.originals, config, facts.config)
+        notes += told
     notes += check_whole(state, facts, saved, config, seen.of_the_model(state.tensors), held)
     state = replace(state, tensors=with_ties(state.tensors, config, state.adapters))
     notes += _tie_notes(state, config, facts.config)

@@ -96,6 +96,7 @@ def _renamed(state: PeftState, lead: str) -> PeftState:
         tensors={name.removeprefix(lead): tensor for name, tensor in state.tensors.items()},
         adapters=tuple(_of_adapter(adapter, lead) for adapter in state.adapters),
         saved=tuple(name.removeprefix(lead) for name in state.saved),
+        originals={name.removeprefix(lead): tensor for name, tensor in state.originals.items()},
         wrapped={name.removeprefix(lead): named for name, named in state.wrapped.items()},
         parts=tuple(part.removeprefix(lead) for part in state.parts),
     )

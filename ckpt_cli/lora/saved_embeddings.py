@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
@@ -23,7 +24,7 @@ TIED_BY_PEFT = ("embed_tokens", "lm_head")
 def with_untrained_heads(
     state: PeftState, base: Mapping[str, Tensor], config: Config, settings: Config
 ) -> tuple[PeftState, tuple[Note, ...]]:
-    """The adapters alone of ``state`` with the head that their training used, where neither they nor the ``base`` store one.
+    """The adapters of ``state`` with the head that their training used, where neither they nor the ``base`` store one.
 
     PEFT trains a copy of each module of ``modules_to_save``, and a head that was tied to the first one stays as it was, unless the
     ``settings``, those of adapter_config.json, tie the copies.
@@ -46,8 +47,9 @@ def with_untrained_heads(
         text += ": the output has the trained one in both"
         return state, (Note("warning", "lora-tied", text),)
     (head,) = others
+    level: Literal["info", "warning"] = "info" if settings else "warning"  # without a config, PEFT may have tied the copies
     text = f"{name} was trained as a whole, and not the output head: {head} is written as training had it, with the values of the base"
-    return replace(state, tensors={**state.tensors, head: replace(base[name], name=head)}), (Note("info", "lora-tied", text),)
+    return replace(state, tensors={**state.tensors, head: replace(base[name], name=head)}), (Note(level, "lora-tied", text),)
 
 
 def _is_tied_by_peft(settings: Config) -> bool:

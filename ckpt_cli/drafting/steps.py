@@ -96,9 +96,16 @@ def _checked_with_base(draft: Draft, setting: Setting[Options]) -> Draft:
         unfiltered=draft.stored if filtered else None,
     )
     weights = base.component.files if base.component is not None and (taken or computed) else ()
+    doubts = _doubts_of(base) if computed else ()
     config = files.get(CONFIG)
     commits = commit_notes(weights, config if config is not None and config.is_relative_to(base.folder) else None)
-    return noted(draft, [*notes, *commits, *_unlike_base(draft, setting)])
+    return noted(draft, [*notes, *doubts, *commits, *_unlike_base(draft, setting)])
+
+
+def _doubts_of(base: Base) -> Iterable[Note]:
+    """The warnings of whoever read the weights of a base that an output gets."""
+    warnings = () if base.component is None else (note for note in base.component.notes if note.level == "warning")
+    return (replace(note, text=f"the base: {note.text}") for note in warnings)
 
 
 def _unlike_base(draft: Draft, setting: Setting[Options]) -> list[Note]:

@@ -94,6 +94,23 @@ class TestOfTwoDtypes:
             note.code for note in (*result.checkpoint.notes, *result.notes, *result.outputs[0].notes)
         }
 
+    def test_is_told_of_a_base_whose_weights_are_written(self, tmp_path: Path) -> None:
+        base, other = exported(tmp_path / "base"), exported(tmp_path / "b", dtype=torch.float32)
+        parts = sorted(path.name for path in base.glob("*.safetensors"))
+        shutil.copy(other / parts[0], base / parts[0])
+        name = "model.layers.0.self_attn.q_proj"
+        weights = [load_file(path) for path in base.glob("*.safetensors")]
+        rows, columns = next(of for of in weights if f"{name}.weight" in of)[f"{name}.weight"].shape
+        run = tmp_path / "run"
+        run.mkdir()
+        factors = {"lora_A": torch.ones(2, columns), "lora_B": torch.ones(rows, 2)}
+        save_file({f"base_model.model.{name}.{of}.weight": factor for of, factor in factors.items()}, run / "adapter_model.safetensors")
+        (run / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": [name]}))
+        notes = ckpt_cli.merge(run, tmp_path / "out", base=base).outputs[0].notes
+        warned = {note.code: note.text for note in notes if note.level == "warning"}
+        assert warned["mixed-exports"].startswith("the base: ")
+        assert "index-total" in warned
+
     @pytest.mark.parametrize(
         "wide",
         [

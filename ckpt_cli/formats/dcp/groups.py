@@ -98,7 +98,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
                 taken |= set(second)
             break
     kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
-    modules = {below for tensor in catalog.tensors.values() if _is_weight(tensor) for below in _below_state_keys(tensor)}
+    modules = {below for tensor in catalog.tensors.values() if _is_of_module(tensor) for below in _below_state_keys(tensor)}
     nested = [
         (prefix, inside)
         for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
@@ -181,9 +181,20 @@ def _below_state_keys(tensor: CatalogTensor) -> list[Path]:
 
 def _is_weight(tensor: CatalogTensor) -> bool:
     """Whether a tensor is a module's, whatever that is called: a matrix of floats that is no slot of an optimizer."""
-    words = _words(tensor)
-    slots = SLOTS.isdisjoint(words) and not {"state", "param_groups"} & set(words)
-    return slots and len(tensor.shape) > 1 and tensor.dtype.kind == "float"
+    return len(tensor.shape) > 1 and _is_no_slot(tensor)
+
+
+def _is_of_module(tensor: CatalogTensor) -> bool:
+    """The same, and of names without keys above them any floats but single numbers: ``scheduler.betas`` of a model, saved by itself.
+
+    What trainers keep under such keys is below them, and is of other numbers (random states are bytes).
+    """
+    return len(tensor.shape) > (1 if len(tensor.path) > 1 else 0) and _is_no_slot(tensor)
+
+
+def _is_no_slot(tensor: CatalogTensor) -> bool:
+    words = {*_words(tensor)}
+    return tensor.dtype.kind == "float" and SLOTS.isdisjoint(words) and words.isdisjoint({"state", "param_groups"})
 
 
 def _is_training_state(tensor: CatalogTensor, kept: Container[Path], modules: Container[Path]) -> bool:

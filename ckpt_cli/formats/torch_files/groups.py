@@ -25,7 +25,7 @@ from ckpt_cli.formats.torch_files.averages import (
 )
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.masters import masters_beside
-from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
+from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_integer, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import SeveralGroups, Way, way_down
@@ -257,12 +257,16 @@ def _is_no_model(key: object) -> bool:
 
 
 def _is_state_dict(key: object, node: Any, known: Container[int] = ()) -> bool:
-    """Whether something beside a model holds weights by name: no optimizer or the like, and matrices where the key speaks of numbers."""
+    """Whether something beside a model holds weights by name: no optimizer or the like, and matrices where the key speaks of numbers.
+
+    Integers alone are none: what a sampler or a queue of samples keeps is state.
+    """
     if not isinstance(key, str) or is_state_key(key) or as_dict(node) is None:
         return False
     inner = {name: each for name, each in (named_tensors(node)[0] or {}).items() if id(each) not in known}
     least = 2 if is_record_key(key) else 1
-    return not is_optimizer(inner) and any(isinstance(name, str) and (dimensions_of(each) or 0) >= least for name, each in inner.items())
+    held = [each for name, each in inner.items() if isinstance(name, str) and not is_integer(each)]
+    return not is_optimizer(inner) and any((dimensions_of(each) or 0) >= least for each in held)
 
 
 def _with_second(groups: list[FileGroup], way: Way) -> list[FileGroup]:

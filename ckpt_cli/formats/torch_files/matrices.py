@@ -15,6 +15,7 @@ SLOTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
 
 
 FLOATS = frozenset({"FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage"})
+INTEGERS = frozenset({"LongStorage", "IntStorage", "ShortStorage", "CharStorage", "ByteStorage", "BoolStorage"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,14 +62,20 @@ def is_float_number(node: object) -> bool | None:
     dimensions = dimensions_of(node)
     if dimensions is None:
         return None
-    return dimensions == 0 and (node.is_float if isinstance(node, Described) else _is_float(node))
+    return dimensions == 0 and (node.is_float if isinstance(node, Described) else _storage_of(node) in FLOATS)
 
 
-def _is_float(node: object) -> bool:
+def is_integer(node: object) -> bool:
+    """Whether a tensor plainly holds whole numbers or bits: an order of samples, a random state. Weights in codes have floats beside them."""
+    return _storage_of(node) in INTEGERS
+
+
+def _storage_of(node: object) -> str | None:
+    """What torch calls the storage of a tensor; None if the node does not say so plainly."""
     inner = unwrap(node) if isinstance(node, Call) else None
     held = inner.args[0].pid if inner is not None and inner.args and isinstance(inner.args[0], Persistent) else None
     kind = held[1] if isinstance(held, tuple) and len(held) > 1 else None
-    return isinstance(kind, Global) and kind.name in FLOATS
+    return kind.name if isinstance(kind, Global) else None
 
 
 def is_optimizer(entries: Mapping[Any, Any]) -> bool:

@@ -23,7 +23,11 @@ def extracted(path: Path) -> tuple[dict[str, Any], list[str], dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("first", "second", "level"),
-    [("scheduler.bin", "scheduler.pt", "warning"), ("scaler.bin", "scaler.pt", "warning"), ("random_states_0.pkl", "rng_state.pth", "info")],
+    [
+        ("scheduler.bin", "scheduler.pt", "warning"),
+        ("scaler.bin", "scaler.pt", "warning"),
+        ("random_states_0.pkl", "rng_state.pth", "info"),
+    ],
 )
 def test_of_two_programs_in_one_folder_both_are_passed_on(tmp_path: Path, first: str, second: str, level: str) -> None:
     folder = tmp_path / "checkpoint-5"
@@ -83,7 +87,11 @@ def test_values_of_the_weights_file_and_of_one_beside_it_are_kept(tmp_path: Path
     torch.save({"model": MODEL, "epoch": 9, "note": "same"}, folder / "pytorch_model.bin")
     torch.save({"epoch": 2, "note": "same"}, folder / "trainer_state.pt")
     extra, _, codes = extracted(folder)
-    assert {name: extra[name] for name in extra if name.startswith(("epoch", "note"))} == {"epoch": 2, "epoch_with_weights": 9, "note": "same"}
+    assert {name: extra[name] for name in extra if name.startswith(("epoch", "note"))} == {
+        "epoch": 2,
+        "epoch_with_weights": 9,
+        "note": "same",
+    }
     assert codes["second-state"] == "warning"
 
 

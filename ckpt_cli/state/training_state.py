@@ -332,7 +332,9 @@ def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any]
             state.extra |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
             if name != "rank":
                 own = equal(first, held[min(held)])
-                differs = f"differs between ranks: {name} is that of rank {min(held)}" if own else "of ranks is another than what they share"
+                differs = (
+                    f"differs between ranks: {name} is that of rank {min(held)}" if own else "of ranks is another than what they share"
+                )
                 text = f"{name} {differs}, all are {name}_rank_R"
                 state.notes.append(Note("info", "ranks-differ", text))
     if loaders:

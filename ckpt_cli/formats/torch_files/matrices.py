@@ -66,7 +66,7 @@ def is_float_number(node: object) -> bool | None:
 
 
 def is_integer(node: object) -> bool:
-    """Whether a tensor plainly holds whole numbers or bits: an order of samples, a random state. Weights in codes have floats beside them."""
+    """Whether a tensor plainly holds whole numbers or bits, as an order of samples. Weights in codes have floats beside them."""
     return _storage_of(node) in INTEGERS
 
 

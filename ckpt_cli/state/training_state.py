@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpt_cli.discover.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step, step_note
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.state_files import StateFile, find_state_files
+from ckpt_cli.discover.state_files import StateFile, find_state_files, unknown_notes
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
@@ -108,6 +108,7 @@ def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = Fa
             else:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
+    state.notes += unknown_notes(homes, place.match.files)
     known = format_of(place.match)
     state.notes += known.doubts(place.match, files)
     by_format = known.training_states(place.match, files)

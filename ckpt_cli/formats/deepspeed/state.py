@@ -48,7 +48,7 @@ def training_values(save: Save) -> dict[str, Any]:
 
 
 def own_values(save: Save) -> dict[int, RankValues]:
-    """What data parallel ranks were given that differs from rank to rank, at stage 3, where each has model states; empty if nothing does."""
+    """What data parallel ranks were given that differs from rank to rank, at stage 3, where each has model states; empty if none."""
     ranks = next(iter(save.models.values()))
     if len(save.models) > 1 or len(ranks) < 2:
         return {}

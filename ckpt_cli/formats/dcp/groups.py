@@ -18,7 +18,7 @@ from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
 from ckpt_cli.formats.torch_files.average_states import state_of
 from ckpt_cli.formats.torch_files.averages import AVERAGE, is_average_name, named_as, split_average
-from ckpt_cli.formats.torch_files.matrices import SLOTS
+from ckpt_cli.formats.torch_files.matrices import OF_OPTIMIZERS
 from ckpt_cli.formats.trainers import TRAINERS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
@@ -193,8 +193,7 @@ def _is_of_module(tensor: CatalogTensor) -> bool:
 
 
 def _is_no_slot(tensor: CatalogTensor) -> bool:
-    words = {*_words(tensor)}
-    return tensor.dtype.kind == "float" and SLOTS.isdisjoint(words) and words.isdisjoint({"state", "param_groups"})
+    return tensor.dtype.kind == "float" and OF_OPTIMIZERS.isdisjoint(_words(tensor))
 
 
 def _is_training_state(tensor: CatalogTensor, kept: Container[Path], modules: Container[Path]) -> bool:

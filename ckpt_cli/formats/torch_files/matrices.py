@@ -13,6 +13,9 @@ from ckpt_cli.files.torch_file import unwrap
 SLOTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf", "exp_avg_sq_row"})
 """What torch's optimizers call the tensors that they keep per parameter."""
 
+OF_OPTIMIZERS = SLOTS | {"state", "param_groups"}
+"""Parts of names that those of modules have not."""
+
 
 FLOATS = frozenset({"FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage"})
 INTEGERS = frozenset({"LongStorage", "IntStorage", "ShortStorage", "CharStorage", "ByteStorage", "BoolStorage"})

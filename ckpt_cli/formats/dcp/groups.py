@@ -185,11 +185,12 @@ def _is_weight(tensor: CatalogTensor) -> bool:
 
 
 def _is_of_module(tensor: CatalogTensor) -> bool:
-    """The same, and of names without keys above them any floats but single numbers: ``scheduler.betas`` of a model, saved by itself.
+    """The same, and of names of several parts without keys above them any floats but single numbers: ``scheduler.betas`` of a model.
 
     What trainers keep under such keys is below them, and is of other numbers (random states are bytes).
     """
-    return len(tensor.shape) > (1 if len(tensor.path) > 1 else 0) and _is_no_slot(tensor)
+    is_alone = len(tensor.path) == 1 and "." in tensor.path[0]
+    return len(tensor.shape) > (0 if is_alone else 1) and _is_no_slot(tensor)
 
 
 def _is_no_slot(tensor: CatalogTensor) -> bool:

@@ -49,8 +49,12 @@ class SelfDescribing(RankShards):
             return []
         found: dict[str, Match] = {}
         seen: set[Path] = set()
-        for file in files[:MAX_NAMES]:
-            match = _match(file, there) if file not in seen else None
+        looked = 0
+        for file in (file for file in files if file not in seen):
+            looked += 1
+            if looked > MAX_NAMES:
+                break
+            match = _match(file, there)
             if match is not None:
                 seen |= set(match.files)
                 found.setdefault(match.component, match)

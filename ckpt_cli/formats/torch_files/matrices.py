@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,21 @@ def dimensions_of(node: object) -> int | None:
         fields = pairs_of(inner.args[3]) or {}
         local = dimensions_of(fields.get("_local_tensor"))
         return 2 if local is None else local
-    size = inner.args[2] if len(inner.args) > 2 else None
+    size = _size_of(inner)
+    return 2 if size is None else len(size)
+
+
+def is_single(node: object) -> bool:
+    """Whether a tensor plainly has one element, whatever its dimensions."""
+    size = _size_of(unwrap(node)) if isinstance(node, Call) and is_tensor(node) else None
+    return size is not None and all(length == 1 for length in size)
+
+
+def _size_of(node: Call) -> Sequence[Any] | None:
+    size = node.args[2] if len(node.args) > 2 else None
     if isinstance(size, Call) and size.args:
         size = size.args[0]
-    return len(size) if isinstance(size, (list, tuple)) else 2
+    return size if isinstance(size, (list, tuple)) else None
 
 
 def is_trained(node: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from ckpt_cli.files.folders import Folders
@@ -49,11 +50,7 @@ class SelfDescribing(RankShards):
             return []
         found: dict[str, Match] = {}
         seen: set[Path] = set()
-        looked = 0
-        for file in (file for file in files if file not in seen):
-            looked += 1
-            if looked > MAX_NAMES:
-                break
+        for file in islice((file for file in files if file not in seen), MAX_NAMES):
             match = _match(file, there)
             if match is not None:
                 seen |= set(match.files)

@@ -103,3 +103,18 @@ def test_a_value_called_like_what_is_made_is_kept(tmp_path: Path) -> None:
     extra, _, _ = extracted(folder)
     assert torch.equal(extra["rng"]["cpu"], torch.arange(3))
     assert torch.equal(extra["rng_as_saved"]["cpu"], torch.arange(4))
+
+
+def test_what_lies_around_a_model_further_down_is_kept(tmp_path: Path) -> None:
+    """As composer has it: everything is under ``state``, and random states beside that."""
+    state = {
+        "model": MODEL,
+        "optimizers": {"Adam": {"state": {}, "param_groups": []}},
+        "schedulers": {"last_epoch": 3},
+        "timestamp": {"batch": 7},
+    }
+    torch.save({"state": state, "rng": {"cpu": torch.arange(4)}, "timestamp": 5}, tmp_path / "model.pt")
+    extra, _, _ = extracted(tmp_path / "model.pt")
+    assert (extra["lr_scheduler"], extra["timestamp"], extra["state.timestamp"]) == ({"last_epoch": 3}, 5, {"batch": 7})
+    assert "optimizers" not in extra
+    assert "rng_rank_0" in extra

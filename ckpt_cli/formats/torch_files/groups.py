@@ -205,6 +205,25 @@ def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:
     return group
 
 
+def unwrapped(entries: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A file's entries, with those of the only dict around a model and its state among them: composer's ``state``, a ``checkpoint``.
+
+    Of one that has the name of another, the key of that dict stands before its name.
+    """
+    around = [key for key, node in entries.items() if isinstance(key, str) and _is_around(key, node)]
+    if len(around) != 1 or any(as_dict(entries.get(key)) is not None for key in MODEL_KEYS):
+        return entries
+    others = {key: node for key, node in entries.items() if key != around[0]}
+    inner = as_dict(entries[around[0]]) or {}
+    return {**others, **{key if key not in others else f"{around[0]}.{key}": node for key, node in inner.items()}}
+
+
+def _is_around(key: str, node: Any) -> bool:
+    """Whether a dict holds a model under a usual key, with something else beside it."""
+    inner = as_dict(node) or {}
+    return len(inner) > 1 and not is_average(key, node) and not is_state_key(key) and any(as_dict(inner.get(key)) for key in MODEL_KEYS)
+
+
 def without_averages(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """The entries of a trainer's file without state dicts and averages, also of those that callbacks keep.
 

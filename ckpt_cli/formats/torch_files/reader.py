@@ -28,7 +28,7 @@ from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.kinds import ITEM
 from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
-from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
+from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, unwrapped, without_averages
 from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.trainers import STEPS, has_form
@@ -262,7 +262,7 @@ def beside_weights(path: Path, files: Files) -> dict[str, Any]:
     Empty for a file that is a state dict itself.
     """
     file = TorchFile(files.source(path))
-    entries = as_dict(file.root) or {}
+    entries = unwrapped(as_dict(file.root) or {})
     reader = ValueReader(file)
     with reading(path):
         apart = optimizers_in(entries)

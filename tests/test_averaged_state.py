@@ -282,3 +282,12 @@ class TestWhatIsNoSuchState:
         given = save(folder(tmp_path / "run", None, classless()), {**{k: pair[k] for k in pair if k.startswith("online")}, **several})
         with pytest.raises(Unsupported, match="several averages"):
             ckpt_cli.merge(**given, output=tmp_path / "out")
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside the model", "alone"])
+def test_a_parameter_called_like_a_counter_is_a_weight(tmp_path: Path, beside: bool) -> None:
+    weights = {"embed.weight": torch.ones(6, 4), "decay": torch.rand(4)}
+    held = {"ema": {**weights, "steps": torch.tensor([7])}, **({"model": weights} if beside else {})}
+    torch.save(held, tmp_path / "model.pt")
+    ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out", type="ema")
+    assert load(tmp_path / "out").keys() == weights.keys()

@@ -23,15 +23,18 @@ What DCP folders hold besides tensors of the model is read by `ckpt_cli.formats.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.errors import Inconsistent, MixedWorldSizes
-from ckpt_cli.files.folders import entries_in, is_file
+from ckpt_cli.files.folders import entries_in, files_in, is_file
 from ckpt_cli.formats.base import MAX_RANKS
 from ckpt_cli.formats.trainers import STATES
+from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
 
 Kind = Literal["extra", "random", "scheduler", "scaler", "json", "copied"]
 """``extra``: a dict of several states; ``random``: random states of one rank; ``copied``: passed on as it is."""
@@ -61,6 +64,10 @@ PATTERNS: dict[str, Kind] = {
     rf"dataloader/rank_{RANK}\.pt": "copied",
 }
 """Names below a folder, as expressions for whole paths. A ``group`` of data parallel ranks shares a file: there may be fewer than ranks."""
+
+
+PICKLES = (".pt", ".pth", ".th", ".bin", ".ckpt", ".pkl")
+OPTIMIZERS = re.compile(r"(distrib_)?optim", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,21 @@ def find_state_files(homes: Sequence[Path]) -> list[StateFile]:
     files = sorted(found.values(), key=lambda file: (file.kind, file.rank or 0, file.path.name))
     _check_ranks([file for file in files if file.kind in ("extra", "random") and file.rank is not None])
     return files
+
+
+def unknown_notes(homes: Sequence[Path], weights: Container[Path]) -> list[Note]:
+    """A warning about files called like training state, and not as any trainer that is known calls it. Optimizers are no part of it.
+
+    ``weights`` are the files that were taken for those.
+    """
+    named = [path for home in dict.fromkeys(homes) for path in files_in(home, _may_be_state) if path not in weights]
+    unknown = list(dict.fromkeys(path.name for path in named if _recognised(path, path.name) is None))
+    text = f"{few(unknown)}: called like training state, and not as any known trainer calls it: neither read nor passed on"
+    return [Note("warning", "unknown-state", text)] if unknown else []
+
+
+def _may_be_state(name: str) -> bool:
+    return name.endswith(PICKLES) and is_state_file(name) and OPTIMIZERS.match(name) is None
 
 
 def _recognised(path: Path, name: str) -> StateFile | None:

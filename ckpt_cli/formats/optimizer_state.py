@@ -18,7 +18,8 @@ from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import StoredTensor, TorchFile
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, Local, LocalReader, ShardedLocal
-from ckpt_cli.names import check_name, plural
+from ckpt_cli.formats.torch_files.matrices import dimensions_of
+from ckpt_cli.names import check_name, few, plural
 from ckpt_cli.tensors.plain_values import Unrepresented, ValueReader, equal, to_json
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -48,16 +49,18 @@ class NamedState:
     """An optimizer whose state is whole and by name: tensors and plain values by (name, slot), and the groups.
 
     Where a slot has lists or dicts of tensors (SOAP, PSGD, Shampoo), the value of the slot is these with `Held` in place of the tensors.
+    ``others`` are names of what the optimizer keeps besides, such as the slow weights of Lookahead.
     """
 
     tensors: Mapping[tuple[str, str], Tensor]
     values: Mapping[tuple[str, str], Any]
     groups: Sequence[Group]
+    others: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RankEntries:
-    """What one rank's file holds: tensors and plain values by parameter and slot, and the parameter groups."""
+    """What one rank's file holds: tensors and plain values by parameter and slot, the parameter groups, names of what else there is."""
 
     rank: int
     path: Path
@@ -65,6 +68,7 @@ class RankEntries:
     values: Mapping[tuple[Parameter, str], Any]
     groups: Sequence[Group]
     fingerprint: object = None
+    others: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,30 @@ def _optimizers(root: Any) -> Iterator[Mapping[Any, Any]]:
 def holds_optimizer(path: Path, files: Files) -> bool:
     """Whether a file of `torch.save` has optimizer state, at the top or below a key."""
     above = as_dict(files.parsed(path, TorchFile).root) or {}
-    return "param_groups" in above or any(isinstance(key, str) and OPTIMIZER.fullmatch(key) for key in above)
+    return "param_groups" in above or bool(optimizers_in(above))
+
+
+def optimizers_in(above: Mapping[Any, Any]) -> list[str]:
+    """The keys of a file under which optimizers are, by their names: settings are no state (``optimizer_name``, ``optim_args``)."""
+    return [key for key, node in above.items() if isinstance(key, str) and OPTIMIZER.fullmatch(key) and not _is_setting(node)]
+
+
+def _is_setting(node: object) -> bool:
+    """Whether a node is plain, a single number, or a dict of what is plain."""
+    entries = as_dict(node)
+    if entries is None:
+        return isinstance(node, (str, int, float)) or dimensions_of(node) == 0
+    return bool(entries) and all(value is None or isinstance(value, (str, int, float)) for value in entries.values())
+
+
+def _optimizer_in(above: Mapping[Any, Any]) -> str | None:
+    """The key of the only optimizer of a file; None if there is none. Raises Unsupported if there are several."""
+    keys = optimizers_in(above)
+    own = {id(above[key]): key for key in reversed(keys) if "param_groups" in (as_dict(above[key]) or {})}
+    if len(own) > 1:
+        listed = few([key for key in keys if key in own.values()])
+        raise Unsupported(f"the file holds several optimizers: {listed}", expected="one optimizer", hint="leave out --optimizer")
+    return next(iter((*own.values(), *keys)), None)
 
 
 def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
@@ -126,8 +153,8 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
     with reading(path):
         root = file.root
         above = as_dict(root) or {}
-        key = next((key for key in above if isinstance(key, str) and OPTIMIZER.fullmatch(key)), None)
-        root = above[key] if key is not None and "state" not in above else root
+        key = _optimizer_in(above) if "state" not in above else None
+        root = root if key is None else above[key]
         root = root[0] if isinstance(root, list) and len(root) == 1 else root
         entries = as_dict(root)
         _refuse_several(root)
@@ -148,7 +175,14 @@ def read_entries(rank: int, path: Path, files: Files) -> RankEntries:
             tensors |= {(parameter, place): local for place, local in held.items()}
             if value != Held(slot):
                 plain[parameter, slot] = value
-        return RankEntries(rank, path, tensors, plain, groups, file.fingerprint)
+        return RankEntries(rank, path, tensors, plain, groups, file.fingerprint, _others(entries, flattened))
+
+
+def _others(entries: Mapping[Any, Any], flattened: bool) -> list[str]:
+    """The names of what an optimizer keeps beside its groups and the states of parameters; nothing is empty."""
+    known = ("state.", "param_groups.") if flattened else ("state", "param_groups")
+    held = {str(key): node for key, node in entries.items() if node is not None and as_dict(node) != {} and node not in ([], ())}
+    return [key for key in held if not (key.startswith(known) if flattened else key in known)]
 
 
 def parted(value: Any, place: str, held: dict[str, Any]) -> Any:

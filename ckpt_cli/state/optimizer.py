@@ -48,7 +48,7 @@ from ckpt_cli.state.numbered import (
     renamed,
     undecided,
 )
-from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of
+from ckpt_cli.state.optimizer_tensors import Optimizer, compared, optimizer_of, other_notes
 from ckpt_cli.state.slot_shapes import Slots, check_shapes, is_cut, slot_notes
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.plain_values import equal
@@ -81,7 +81,7 @@ def read_optimizer(found: Found, place: Place, files: Files, shard_order: ShardO
         )
     listed = listed.of_at_least(place.match.world_size or max(place.match.ranks, default=-1) + 1)
     ranks = [read_entries(rank, path, files) for rank, path in sorted(listed.ranks.items())]
-    notes = _check_groups(ranks)
+    notes = [*_check_groups(ranks), *other_notes([name for entries in ranks for name in entries.others])]
     if all(isinstance(parameter, str) for entries in ranks for parameter in _parameters(entries)):
         config = find_assets(asset_homes(found, place), doubtful=doubtful_homes(found, place)).config
         slots = _by_name(ranks, listed, reading_options(config, shard_order))
@@ -120,7 +120,7 @@ def _of_save(state: NamedState, match: Match, files: Files, described: Callable[
     """An optimizer that a format keeps by parameter; ``described`` gives the model."""
     root, kind = match.root, format_of(match).display.removeprefix("torch ")
     # An optimizer in a folder of its own may be of two saves where the weights are of one.
-    doubts = format_of(match).doubts(match, files)
+    doubts = [*format_of(match).doubts(match, files), *other_notes(state.others)]
     for tensor in state.tensors.values():
         compared(tensor)
     with reading(root):

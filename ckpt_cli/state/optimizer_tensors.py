@@ -70,6 +70,14 @@ def optimizer_of(layout: str, held: NamedState, notes: Sequence[Note], assumed: 
     return Optimizer(layout, tensors, {"layout": layout, "param_groups": groups, "state": state}, tuple(notes), assumed)
 
 
+def other_notes(others: Sequence[str]) -> list[Note]:
+    """A warning for what an optimizer keeps of no parameter, which has no place in the output."""
+    if not others:
+        return []
+    names = few(list(dict.fromkeys(others)))
+    return [Note("warning", "unread-states", f"{names}: what the optimizer keeps beside the states of parameters is not written")]
+
+
 def _lost_notes(state: Mapping[str, Any]) -> list[Note]:
     """A warning for states of parameters that are in no output: a training cannot go on from it as from the original."""
     lost = list(unrepresented(state))

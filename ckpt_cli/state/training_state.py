@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpt_cli.discover.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step, step_note
 from ckpt_cli.discover.found import Found, Place
-from ckpt_cli.discover.state_files import StateFile, find_state_files
+from ckpt_cli.discover.state_files import StateFile, find_state_files, unknown_notes
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files.folders import is_folder
 from ckpt_cli.files.safetensors_file import parse_json
@@ -42,6 +42,10 @@ RANDOM_NAMES = {
 DEVICES = tuple(RANDOM_NAMES)[3:]
 DATALOADERS = ("dataloader", "train_dataloader", "data_loader")
 EPOCHS = ("epoch", "current_epoch")
+OF_KINDS = {"random": "random state", "scheduler": "scheduler", "scaler": "scaler"}
+WITH_WEIGHTS, AS_SAVED = "_with_weights", "_as_saved"
+"""What is put behind the names of values that another one has the name of."""
+
 COUNTING = ("train_state", "trainer_state", "progress", "timestamp")
 """Keys under which trainers keep counters, besides the top level. Configs are not state."""
 
@@ -93,17 +97,18 @@ def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = Fa
         else:
             value = _read(file, files, state)
             if file.kind == "random":
-                randoms[file.rank or 0] = value
+                _check_twin(file, value, randoms.setdefault(file.rank or 0, value), state)
             elif file.kind == "scheduler":
-                schedulers.setdefault(file.number, (file.path, value))
+                _check_twin(file, value, schedulers.setdefault(file.number, (file.path, value))[1], state)
             elif file.kind == "scaler":
-                shared.setdefault(file.path.stem, value)
+                _check_twin(file, value, shared.setdefault(file.path.stem, value), state)
             elif not isinstance(value, dict):
                 _lose(state, "", "not a dict of states", file.path)
                 state.copies[file.copy_name] = file.path
             else:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
+    state.notes += unknown_notes(homes, place.match.files)
     known = format_of(place.match)
     state.notes += known.doubts(place.match, files)
     by_format = known.training_states(place.match, files)
@@ -121,7 +126,7 @@ def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = Fa
         _lose(state, name, what, where)
     if inside:
         state.sources.append(where)
-    shared = {**inside, **shared}
+    shared = _united(inside, shared, where, state)
     _number_schedulers(schedulers, place.match.number, shared, state)
     counted = counted_ranks(place, homes, listed, len(by_format), files)
     state.ranks, notes = checked_ranks(listed, {*by_rank, *randoms}, counted, told=bool(by_format))
@@ -154,6 +159,24 @@ def _read(file: StateFile, files: Files, state: TrainingState) -> Any:
     if lost:
         state.copies[file.copy_name] = file.path
     return value
+
+
+def _check_twin(file: StateFile, value: Any, held: Any, state: TrainingState) -> None:
+    """A second file of the same state, as two programs leave in one folder, is passed on as it is: which is right nothing tells."""
+    if value is not held and not equal(value, held):
+        state.copies[file.copy_name] = file.path
+        text = f"{file.path.name} is another {OF_KINDS[file.kind]} than the one that was read first: it is passed on as it is"
+        state.notes.append(Note("info" if file.kind == "random" else "warning", "second-state", text))
+
+
+def _united(inside: Mapping[str, Any], shared: Mapping[str, Any], where: Path, state: TrainingState) -> dict[str, Any]:
+    """What lies with the weights and in files beside them, each under its name; of two values of one name both are kept."""
+    kept = {**inside, **shared}
+    for name in (name for name in inside.keys() & shared.keys() if not equal(inside[name], shared[name])):
+        kept[f"{name}{WITH_WEIGHTS}"] = inside[name]
+        text = f"{name} of {where.name} is another than that of the files beside it: it is kept as {name}{WITH_WEIGHTS}"
+        state.notes.append(Note("warning", "second-state", text))
+    return kept
 
 
 def _lose(state: TrainingState, name: str, what: str, where: Path) -> None:
@@ -248,17 +271,13 @@ def _single(value: Any) -> Any:
 
 def _merge_randoms(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any], randoms: dict[int, Any], state: TrainingState) -> None:
     for rank, values in by_rank.items():
-        for name in RANDOMS:
-            if name in values:
-                value = values.pop(name)
-                randoms.setdefault(rank, value if isinstance(value, dict) else {name: value})
+        for name in (name for name in RANDOMS if name in values):
+            _take(randoms, {rank: values[name] if isinstance(values[name], dict) else {name: values[name]}}, values, name)
     _note_lacking("random state", randoms, by_rank, state)
-    for name in RANDOMS:
-        value = shared.pop(name, None)
-        if isinstance(value, list):
-            randoms |= {rank: item for rank, item in enumerate(value) if rank not in randoms}
-        elif value is not None:
-            randoms.setdefault(0, value if isinstance(value, dict) else {name: value})
+    for name in (name for name in RANDOMS if name in shared):
+        value = shared[name]
+        alone = {} if value is None else {0: value if isinstance(value, dict) else {name: value}}
+        _take(randoms, dict(enumerate(value)) if isinstance(value, list) else alone, shared, name)
     if not randoms:
         return
     state.ranks = max(state.ranks, max(randoms) + 1)
@@ -279,6 +298,12 @@ def _merge_randoms(by_rank: Mapping[int, dict[str, Any]], shared: dict[str, Any]
     state.extra |= {f"rng_rank_{rank}": randoms[rank] for rank in sorted(randoms)}
 
 
+def _take(randoms: dict[int, Any], own: Mapping[int, Any], values: dict[str, Any], name: str) -> None:
+    """Have the random states of ranks among all, and not among other ``values``. Of a rank that has another one already, it stays there."""
+    if all(equal(randoms.setdefault(rank, value), value) for rank, value in own.items()):
+        del values[name]
+
+
 def _aliased(values: Any, aliases: Sequence[str]) -> Any:
     return next((values[name] for name in aliases if values.get(name) is not None), None) if isinstance(values, dict) else None
 
@@ -295,19 +320,23 @@ def _merge_rest(by_rank: Mapping[int, dict[str, Any]], shared: Mapping[str, Any]
         if name in DATALOADERS:
             loaders[name] = value
         else:
-            state.extra.setdefault(name, value)
+            # What is made of random states and schedulers has names of ours.
+            state.extra[name if name not in state.extra else f"{name}{AS_SAVED}"] = value
     ranks = sorted(by_rank)
     for name in dict.fromkeys(name for rank in ranks for name in by_rank[rank]):
         held = {rank: by_rank[rank][name] for rank in ranks if name in by_rank[rank]}
         if name in DATALOADERS:
             loaders |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
             continue
-        first = held[min(held)]
-        state.extra.setdefault(name, first)
+        first = state.extra.setdefault(name, held[min(held)])
         if any(not equal(value, first) for value in held.values()):
             state.extra |= {f"{name}_rank_{rank}": value for rank, value in held.items()}
             if name != "rank":
-                text = f"{name} differs between ranks: {name} is that of rank {min(held)}, all are {name}_rank_R"
+                own = equal(first, held[min(held)])
+                differs = (
+                    f"differs between ranks: {name} is that of rank {min(held)}" if own else "of ranks is another than what they share"
+                )
+                text = f"{name} {differs}, all are {name}_rank_R"
                 state.notes.append(Note("info", "ranks-differ", text))
     if loaders:
         state.dataloader = loaders

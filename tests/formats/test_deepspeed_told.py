@@ -64,3 +64,28 @@ def test_what_is_no_tensor_is_told_of_every_file(case: str, file: str, name: str
     assert any(f"{name} (None)" in text for text in told), told
     assert any("running" in text for text in told), told
     assert torch.is_tensor(next(iter(ckpt_cli.load_state_dict(folder / "run").values())))
+
+
+class TestStateOfEachRank:
+    """What ``save_checkpoint`` is given as ``client_state`` lies in every file of model states, and may differ from rank to rank."""
+
+    @pytest.mark.parametrize("case", ["z3-bf16-w2", "pipe-z1-bf16-pp2"])
+    def test_is_kept_of_all(self, copy: Copy, tmp_path: Path, case: str) -> None:
+        folder = copy("deepspeed", case)
+        for number, path in enumerate(sorted((folder / STEP).glob("*mp_rank_*_model_states.pt"))):
+            with changed(path) as content:
+                content["position"], content["common"] = number * 10, 7
+        ckpt_cli.extract_state(folder / "run", tmp_path / "out")
+        extra = torch.load(tmp_path / "out" / "extra_state_merged.pt")
+        second = "position_mp_rank_01" if case.startswith("pipe") else "position_rank_1"
+        assert (extra["position"], extra[second], extra["common"]) == (0, 10, 7)
+        assert not [name for name in extra if name.startswith("common_")]
+
+    def test_random_states_are_those_of_ranks(self, copy: Copy, tmp_path: Path) -> None:
+        folder = copy("deepspeed", "z3-bf16-w2")
+        for rank in (0, 1):
+            with changed(folder / STEP / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt") as content:
+                content["rng_state"] = torch.full((4,), rank, dtype=torch.uint8)
+        ckpt_cli.extract_state(folder / "run", tmp_path / "out")
+        extra = torch.load(tmp_path / "out" / "extra_state_merged.pt")
+        assert [int(extra[f"rng_rank_{rank}"]["rng_state"][0]) for rank in (0, 1)] == [0, 1]

@@ -122,3 +122,24 @@ def test_statistics_that_are_read_are_not_called_left_out(tmp_path: Path) -> Non
         assert any("norm" in text for text in notes) == told, notes
     alone = ckpt_cli.merge(saved(tmp_path / "alone", {"model": {}, "norm": held}), tmp_path / "out")
     assert not [note for note in alone.checkpoint.notes if note.code == "beside-weights"]
+
+
+def test_a_module_called_like_state_is_told(tmp_path: Path) -> None:
+    """What an optimizer, a generator or a scheduler keeps is none."""
+    held = {"model": {"embed.weight": torch.ones(6, 4)}, "sched_net": {"up.weight": torch.ones(3, 3)}}
+    state = {
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(6, 4)}}, "param_groups": []},
+        "optim": {"state.embed.weight.exp_avg": torch.ones(6, 4)},
+        "rng": {"cpu.state": torch.ones(2, 8, dtype=torch.uint8)},
+        "scheduler": {"betas": torch.ones(10)},
+    }
+    torch.save({**held, **state}, tmp_path / "model.pt")
+    notes = ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out").checkpoint.notes
+    assert [note.text for note in notes] == ["model.pt also holds sched_net (--type sched_net)"]
+
+
+def test_of_two_usual_keys_of_the_model_the_other_is_told(tmp_path: Path) -> None:
+    torch.save({"model": {"a.weight": torch.ones(6, 4)}, "state_dict": {"b.weight": torch.ones(3, 3)}}, tmp_path / "model.pt")
+    (note,) = ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out").checkpoint.notes
+    assert (note.level, note.code) == ("warning", "other-groups")
+    assert note.text.startswith("model.pt also holds tensors of model (--type other_0)")

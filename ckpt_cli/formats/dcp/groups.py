@@ -18,7 +18,7 @@ from ckpt_cli.formats.megatron.signs import refuse_unfinished
 from ckpt_cli.formats.sets.parts import PART, refuse_twice, with_parts
 from ckpt_cli.formats.torch_files.average_states import state_of
 from ckpt_cli.formats.torch_files.averages import AVERAGE, is_average_name, named_as, split_average
-from ckpt_cli.formats.torch_files.matrices import SLOTS
+from ckpt_cli.formats.torch_files.matrices import OF_OPTIMIZERS
 from ckpt_cli.formats.trainers import TRAINERS
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 
@@ -98,7 +98,7 @@ def groups_of(catalog: Catalog) -> list[Group]:
                 taken |= set(second)
             break
     kept = {below for tensor in catalog.tensors.values() if len(tensor.shape) > 1 for below in _of_trainer(tensor)}
-    modules = {below for tensor in catalog.tensors.values() if _is_weight(tensor) for below in _below_state_keys(tensor)}
+    modules = {below for tensor in catalog.tensors.values() if _is_of_module(tensor) for below in _below_state_keys(tensor)}
     nested = [
         (prefix, inside)
         for top in dict.fromkeys(tensor.path[0] for tensor in catalog.tensors.values() if len(tensor.path) > 1)
@@ -181,9 +181,20 @@ def _below_state_keys(tensor: CatalogTensor) -> list[Path]:
 
 def _is_weight(tensor: CatalogTensor) -> bool:
     """Whether a tensor is a module's, whatever that is called: a matrix of floats that is no slot of an optimizer."""
-    words = _words(tensor)
-    slots = SLOTS.isdisjoint(words) and not {"state", "param_groups"} & set(words)
-    return slots and len(tensor.shape) > 1 and tensor.dtype.kind == "float"
+    return len(tensor.shape) > 1 and _is_no_slot(tensor)
+
+
+def _is_of_module(tensor: CatalogTensor) -> bool:
+    """The same, and of names of several parts without keys above them any floats but single numbers: ``scheduler.betas`` of a model.
+
+    What trainers keep under such keys is below them, and is of other numbers (random states are bytes).
+    """
+    is_alone = len(tensor.path) == 1 and "." in tensor.path[0]
+    return len(tensor.shape) > (0 if is_alone else 1) and _is_no_slot(tensor)
+
+
+def _is_no_slot(tensor: CatalogTensor) -> bool:
+    return tensor.dtype.kind == "float" and OF_OPTIMIZERS.isdisjoint(_words(tensor))
 
 
 def _is_training_state(tensor: CatalogTensor, kept: Container[Path], modules: Container[Path]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.dcp.groups import groups_of
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
 from ckpt_cli.formats.dcp.metadata import Catalog, CatalogTensor, names_in, read_catalog
-from ckpt_cli.formats.dcp.state import is_optimizer, put, tensor_value, with_lists
+from ckpt_cli.formats.dcp.state import is_alone, is_optimizer, put, tensor_value, with_lists
 from ckpt_cli.formats.optimizer_state import POINT, TRAIN_MODE, Group, Held, NamedState, TrainMode, regrouped
 from ckpt_cli.names import check_name, few, plural
 from ckpt_cli.tensors.component import Note
@@ -89,6 +89,7 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None
         if not isinstance(group.setdefault("params", []), list) or not all(type(name) in (str, int) for name in group["params"]):
             raise CorruptFile("a parameter group of the optimizer lists no parameters", path=roots[0])
     models = groups_of(catalog)
+    others = _others(catalog, {id(entry) for group in models[:1] for entry in group.tensors.values()}, reader)
     names = _renamed([name for name, _ in tensors], set(models[0].tensors) if models else set())
     for group in listed_groups:
         group["params"] = [names.get(name, name) for name in group["params"]]
@@ -96,7 +97,19 @@ def read_dcp_optimizer(roots: Sequence[Path], files: Files) -> NamedState | None
         {(names.get(name, name), slot): tensor for (name, slot), tensor in tensors.items()},
         {(names.get(name, name), slot): value for (name, slot), value in values.items()},
         listed_groups,
+        others,
     )
+
+
+def _others(catalog: Catalog, weights: Container[int], reader: ItemReader) -> list[str]:
+    """The names of what an optimizer keeps beside its groups and the states of parameters; nothing is empty."""
+    tensors = [entry.path for entry in catalog.tensors.values() if id(entry) not in weights and _is_beside(entry.path)]
+    things = [thing for thing in catalog.objects.values() if _is_beside(thing.path) and thing.stored is not None]
+    return [".".join(path) for path in (*tensors, *(thing.path for thing in things if thing.stored and reader.value(thing.stored) != {}))]
+
+
+def _is_beside(path: Sequence[str]) -> bool:
+    return is_optimizer(path) and not is_alone(path) and _split(path) is None
 
 
 def train_mode_of(roots: Sequence[Path], files: Files) -> TrainMode | None:

@@ -37,12 +37,14 @@ def read_dcp_state(roots: Sequence[Path], files: Files) -> dict[str, Any]:
     among = {key for group in groups for key in group.objects}
     state: dict[Any, Any] = {}
     for key, entry in catalog.tensors.items():
-        if key not in weights and not is_optimizer(entry.path):
+        if key not in weights and (not is_optimizer(entry.path) or (is_alone(entry.path) and not entry.shape)):
             put(state, entry.keys, tensor_value(entry, reader))
     for key, thing in catalog.objects.items():
-        if key in among or is_optimizer(thing.path):
+        if key in among or (is_optimizer(thing.path) and not is_alone(thing.path)):
             continue
         there = thing.stored is not None and is_file(reader.path(thing.stored.file))
+        if is_optimizer(thing.path) and thing.stored is not None and reader.holds_tensors(thing.stored):
+            continue
         put(state, thing.keys, reader.value(thing.stored) if there and thing.stored else Unrepresented("an object whose file is missing"))
     plain: dict[str, Any] = with_lists(state)
     for root in ROOTS:
@@ -57,9 +59,14 @@ def is_optimizer(path: Sequence[str]) -> bool:
     return any(OPTIMIZER.fullmatch(part) for part in path[:3])
 
 
+def is_alone(path: Sequence[str]) -> bool:
+    """Whether such a path ends with the key of the optimizer: that of a counter or a setting, ``optimizer_steps``, or of one object."""
+    return not is_optimizer(path[:-1])
+
+
 def _is_model(group: Group) -> bool:
-    """Whether a group beside the model holds weights: counters and scales have no matrices."""
-    return any(len(entry.shape) > 1 for entry in group.tensors.values())
+    """Whether a group beside the model holds weights: counters and scales have no matrices, and orders of samples no floats."""
+    return any(len(entry.shape) > 1 and entry.dtype.kind == "float" for entry in group.tensors.values())
 
 
 def tensor_value(entry: CatalogTensor, reader: ItemReader) -> TensorValue | Unrepresented:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.assembly import with_aliases
-from ckpt_cli.formats.base import WEIGHTS_16, Format, Match, ReadOptions
+from ckpt_cli.formats.base import WEIGHTS_16, Format, Match, RankValues, ReadOptions
 from ckpt_cli.formats.deepspeed.names import files_in_save, is_deepspeed_name, is_model_states, save_files
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
 from ckpt_cli.formats.deepspeed.pipeline import unlisted_notes
@@ -23,6 +24,7 @@ from ckpt_cli.formats.deepspeed.state import (
     client_groups,
     client_notes,
     named_optimizer,
+    own_values,
     steps_of_optimizer,
     training_values,
     written_by,
@@ -87,6 +89,9 @@ class DeepSpeed(Format):
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         save = read_save(match, files)
         return training_values(save), save.first.path
+
+    def training_states(self, match: Match, files: Files) -> Mapping[int, RankValues]:
+        return own_values(read_save(match, files))
 
     def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
         return configs_in(files.parsed(read_save(match, files).first.path, TorchFile))

@@ -11,7 +11,7 @@ from typing import Any
 from ckpt_cli.errors import Gap, Inconsistent, Unsupported, reading
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import RankState, assemble
-from ckpt_cli.formats.base import Match, ReadOptions
+from ckpt_cli.formats.base import Match, RankValues, ReadOptions
 from ckpt_cli.formats.deepspeed.flat_tensors import tensor_of
 from ckpt_cli.formats.deepspeed.model_states import MODULE, WEIGHTS, ModelStates
 from ckpt_cli.formats.deepspeed.optimizer_states import FP32
@@ -29,7 +29,7 @@ from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.torch_files.way_down import Way
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Component, Leaf, Note
-from ckpt_cli.tensors.plain_values import ValueReader
+from ckpt_cli.tensors.plain_values import ValueReader, equal
 from ckpt_cli.tensors.tensor import Tensor
 
 MAIN = "model"
@@ -37,14 +37,39 @@ MAIN = "model"
 
 def training_values(save: Save) -> dict[str, Any]:
     """Everything in the model states that speaks neither of weights nor of the setting, and the loss scale, as values."""
-    first = save.first
-    reader = ValueReader(first.file)
-    with reading(first.path):
-        kept = without_averages({**_given(first), MODULE: {}})
-        state = {str(key): reader.read(node) for key, node in kept.items() if node is not None}
+    state = _values(save.first)
+    for mp in list(save.models)[1:]:
+        # Each stage or rank of the model may have been given its own: what differs from the first one's has the rank behind its name.
+        others = _values(save.model_of(mp))
+        state |= {f"{key}_mp_rank_{mp:02d}": value for key, value in others.items() if not equal(value, state.get(key))}
     for ranks in save.optimizers.values():
         return {**state, **{key: value for key, value in ranks[0].scaling.items() if key not in state}}
     return state
+
+
+def own_values(save: Save) -> dict[int, RankValues]:
+    """What data parallel ranks were given that differs from rank to rank, at stage 3, where each has model states; empty if none."""
+    ranks = next(iter(save.models.values()))
+    if len(save.models) > 1 or len(ranks) < 2:
+        return {}
+    held = {rank: _values(states) for rank, states in ranks.items()}
+    first = held[min(held)]
+    names = dict.fromkeys(key for own in held.values() for key in own)
+    differing = [key for key in names if not all(key in own and equal(own[key], first.get(key)) for own in held.values())]
+    if not differing:
+        return {}
+    return {
+        rank: RankValues({key: own[key] for key in differing if key in own}, dict.fromkeys(differing, ranks[rank].path))
+        for rank, own in held.items()
+    }
+
+
+def _values(states: ModelStates) -> dict[str, Any]:
+    """What a file of model states has of training state, as values."""
+    reader = ValueReader(states.file)
+    with reading(states.path):
+        kept = without_averages({**_given(states), MODULE: {}})
+        return {str(key): reader.read(node) for key, node in kept.items() if node is not None}
 
 
 def written_by(save: Save) -> int | None:

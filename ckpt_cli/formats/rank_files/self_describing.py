@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.assembly import RankState
 from ckpt_cli.formats.base import Match, OptimizerOfRanks, RankValues, ReadOptions
-from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
+from ckpt_cli.formats.optimizer_state import holds_optimizer
 from ckpt_cli.formats.rank_files.counted import counted_ranks
 from ckpt_cli.formats.rank_files.reader import RankShards, announced_size, unproven
 from ckpt_cli.formats.sets.kinds import ITEM, MARKS, OF, WEAK
@@ -49,8 +50,8 @@ class SelfDescribing(RankShards):
             return []
         found: dict[str, Match] = {}
         seen: set[Path] = set()
-        for file in files[:MAX_NAMES]:
-            match = _match(file, there) if file not in seen else None
+        for file in islice((file for file in files if file not in seen), MAX_NAMES):
+            match = _match(file, there)
             if match is not None:
                 seen |= set(match.files)
                 found.setdefault(match.component, match)
@@ -82,7 +83,7 @@ class SelfDescribing(RankShards):
         return [path for name, ranks in items if is_state_key(name) or is_record_key(name) for path in ranks.values()]
 
     def training_states(self, match: Match, files: Files) -> Mapping[int, RankValues]:
-        held = {rank: beside_weights(path, files, OPTIMIZER) for rank, path in match.ranks.items()}
+        held = {rank: beside_weights(path, files) for rank, path in match.ranks.items()}
         if not any(held.values()):
             return {}
         return {rank: RankValues(values, dict.fromkeys(values, match.ranks[rank])) for rank, values in held.items()}

@@ -27,7 +27,7 @@ from typing import Any
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.formats.torch_files.average_states import AVERAGED, BEGUN, COUNTER, COUNTERS, AverageState, common_start, state_of
-from ckpt_cli.formats.torch_files.matrices import is_optimizer, is_tensor
+from ckpt_cli.formats.torch_files.matrices import is_optimizer, is_single, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_state_key
 from ckpt_cli.names import DDP, stripped_names
@@ -88,7 +88,10 @@ def named_tensors(node: Any) -> tuple[Mapping[Any, Any] | None, dict[Any, Any]]:
 def averaged_alone(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """The averaged tensors of a dict that is an average: without counters, and without the model of the training."""
     state = state_of(entries)
-    return {key: node for key, node in entries.items() if key not in COUNTERS} if state is None else dict(state.average)
+    if state is not None:
+        return dict(state.average)
+    # A parameter may be called decay.
+    return {key: node for key, node in entries.items() if key not in COUNTERS or (is_tensor(node) and not is_single(node))}
 
 
 @dataclass(frozen=True, slots=True)

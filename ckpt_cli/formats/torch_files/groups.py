@@ -25,7 +25,7 @@ from ckpt_cli.formats.torch_files.averages import (
 )
 from ckpt_cli.formats.torch_files.counters import nameless_error, trained_notes
 from ckpt_cli.formats.torch_files.masters import masters_beside
-from ckpt_cli.formats.torch_files.matrices import dimensions_of, is_optimizer, is_tensor
+from ckpt_cli.formats.torch_files.matrices import OF_OPTIMIZERS, dimensions_of, is_integer, is_optimizer, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage, is_array
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS, COMPOSER, second_model, swapped_in
 from ckpt_cli.formats.torch_files.way_down import SeveralGroups, Way, way_down
@@ -136,7 +136,12 @@ def _is_within(other: FileGroup, group: FileGroup) -> bool:
 
 
 def _may_be_a_part(other: FileGroup, group: FileGroup) -> bool:
-    """Whether a state dict may be a part of the model that lies beside the rest: of no name of a model, and with other names in it."""
+    """Whether a state dict may be a part of the model that lies beside the rest: of no name of a model, and with other names in it.
+
+    Under another of the usual keys of the model it may be the model itself.
+    """
+    if other.entries and other.key in MODEL_KEYS:
+        return True
     if not other.entries or OTHER_MODEL.fullmatch(other.key.rpartition(".")[2]):
         return False
     return set(other.entries).isdisjoint(group.entries)
@@ -200,6 +205,25 @@ def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:
     return group
 
 
+def unwrapped(entries: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A file's entries, with those of the only dict around a model and its state among them: composer's ``state``, a ``checkpoint``.
+
+    Of one that has the name of another, the key of that dict stands before its name.
+    """
+    around = [key for key, node in entries.items() if isinstance(key, str) and _is_around(key, node)]
+    if len(around) != 1 or any(as_dict(entries.get(key)) is not None for key in MODEL_KEYS):
+        return entries
+    others = {key: node for key, node in entries.items() if key != around[0]}
+    inner = as_dict(entries[around[0]]) or {}
+    return {**others, **{key if key not in others else f"{around[0]}.{key}": node for key, node in inner.items()}}
+
+
+def _is_around(key: str, node: Any) -> bool:
+    """Whether a dict holds a model under a usual key, with something else beside it."""
+    inner = as_dict(node) or {}
+    return len(inner) > 1 and not is_average(key, node) and not is_state_key(key) and any(as_dict(inner.get(key)) for key in MODEL_KEYS)
+
+
 def without_averages(entries: Mapping[Any, Any]) -> dict[Any, Any]:
     """The entries of a trainer's file without state dicts and averages, also of those that callbacks keep.
 
@@ -257,12 +281,20 @@ def _is_no_model(key: object) -> bool:
 
 
 def _is_state_dict(key: object, node: Any, known: Container[int] = ()) -> bool:
-    """Whether something beside a model holds weights by name: no optimizer or the like, and matrices where the key speaks of numbers."""
-    if not isinstance(key, str) or is_state_key(key) or as_dict(node) is None:
+    """Whether something beside a model holds weights by name: no optimizer or the like, and matrices where the key speaks of numbers.
+
+    Integers alone are none: what a sampler or a queue of samples keeps is state. Under a key of state there is a module if a matrix has the
+    name of one's: ``sched_net``.
+    """
+    if not isinstance(key, str) or as_dict(node) is None:
         return False
     inner = {name: each for name, each in (named_tensors(node)[0] or {}).items() if id(each) not in known}
-    least = 2 if is_record_key(key) else 1
-    return not is_optimizer(inner) and any(isinstance(name, str) and (dimensions_of(each) or 0) >= least for name, each in inner.items())
+    is_state = is_state_key(key)
+    least = 2 if is_state or is_record_key(key) else 1
+    held = {name: each for name, each in inner.items() if isinstance(name, str) and not is_integer(each)}
+    if is_state:
+        held = {name: each for name, each in held.items() if "." in name and OF_OPTIMIZERS.isdisjoint(name.split("."))}
+    return not is_optimizer(inner) and any((dimensions_of(each) or 0) >= least for each in held.values())
 
 
 def _with_second(groups: list[FileGroup], way: Way) -> list[FileGroup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,12 @@ from ckpt_cli.files.torch_file import unwrap
 SLOTS = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf", "exp_avg_sq_row"})
 """What torch's optimizers call the tensors that they keep per parameter."""
 
+OF_OPTIMIZERS = SLOTS | {"state", "param_groups"}
+"""Parts of names that those of modules have not."""
+
 
 FLOATS = frozenset({"FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage"})
+INTEGERS = frozenset({"LongStorage", "IntStorage", "ShortStorage", "CharStorage", "ByteStorage", "BoolStorage"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +45,21 @@ def dimensions_of(node: object) -> int | None:
         fields = pairs_of(inner.args[3]) or {}
         local = dimensions_of(fields.get("_local_tensor"))
         return 2 if local is None else local
-    size = inner.args[2] if len(inner.args) > 2 else None
+    size = _size_of(inner)
+    return 2 if size is None else len(size)
+
+
+def is_single(node: object) -> bool:
+    """Whether a tensor plainly has one element, whatever its dimensions."""
+    size = _size_of(unwrap(node)) if isinstance(node, Call) and is_tensor(node) else None
+    return size is not None and all(length == 1 for length in size)
+
+
+def _size_of(node: Call) -> Sequence[Any] | None:
+    size = node.args[2] if len(node.args) > 2 else None
     if isinstance(size, Call) and size.args:
         size = size.args[0]
-    return len(size) if isinstance(size, (list, tuple)) else 2
+    return size if isinstance(size, (list, tuple)) else None
 
 
 def is_trained(node: object) -> bool:
@@ -61,14 +76,20 @@ def is_float_number(node: object) -> bool | None:
     dimensions = dimensions_of(node)
     if dimensions is None:
         return None
-    return dimensions == 0 and (node.is_float if isinstance(node, Described) else _is_float(node))
+    return dimensions == 0 and (node.is_float if isinstance(node, Described) else _storage_of(node) in FLOATS)
 
 
-def _is_float(node: object) -> bool:
+def is_integer(node: object) -> bool:
+    """Whether a tensor plainly holds whole numbers or bits, as an order of samples. Weights in codes have floats beside them."""
+    return _storage_of(node) in INTEGERS
+
+
+def _storage_of(node: object) -> str | None:
+    """What torch calls the storage of a tensor; None if the node does not say so plainly."""
     inner = unwrap(node) if isinstance(node, Call) else None
     held = inner.args[0].pid if inner is not None and inner.args and isinstance(inner.args[0], Persistent) else None
     kind = held[1] if isinstance(held, tuple) and len(held) > 1 else None
-    return isinstance(kind, Global) and kind.name in FLOATS
+    return kind.name if isinstance(kind, Global) else None
 
 
 def is_optimizer(entries: Mapping[Any, Any]) -> bool:

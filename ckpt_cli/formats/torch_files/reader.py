@@ -16,7 +16,7 @@ from ckpt_cli.formats.assembly import RankState, assemble
 from ckpt_cli.formats.base import Format, Match, OptimizerOfRanks, ReadOptions
 from ckpt_cli.formats.foreign import foreign_content
 from ckpt_cli.formats.kept_configs import KeptConfig, configs_in
-from ckpt_cli.formats.optimizer_state import OPTIMIZER, holds_optimizer
+from ckpt_cli.formats.optimizer_state import holds_optimizer, optimizers_in
 from ckpt_cli.formats.rank_files.dtensor import LocalReader
 from ckpt_cli.formats.rank_files.reader import announced_size
 from ckpt_cli.formats.safetensors.index import Index, raise_first, without_index
@@ -28,7 +28,7 @@ from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.kinds import ITEM
 from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
-from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, without_averages
+from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, unwrapped, without_averages
 from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.trainers import STEPS, has_form
@@ -130,7 +130,7 @@ class TorchFiles(Format):
 
     def training_state(self, match: Match, files: Files) -> tuple[dict[str, Any], Path]:
         file = self.single_file(match)
-        return ({}, match.root) if file is None else (beside_weights(file, files, OPTIMIZER), file)
+        return ({}, match.root) if file is None else (beside_weights(file, files), file)
 
     def kept_configs(self, match: Match, files: Files) -> list[KeptConfig]:
         file = self.single_file(match)
@@ -256,14 +256,15 @@ def _assembled(state: RankState, options: ReadOptions) -> dict[str, Tensor]:
         ) from None
 
 
-def beside_weights(path: Path, files: Files, leave_out: re.Pattern[str]) -> dict[str, Any]:
-    """What a trainer's file holds beside its state dicts of weights, as values: without keys that ``leave_out`` matches.
+def beside_weights(path: Path, files: Files) -> dict[str, Any]:
+    """What a trainer's file holds beside its state dicts of weights and its optimizers, as values.
 
     Empty for a file that is a state dict itself.
     """
     file = TorchFile(files.source(path))
-    entries = as_dict(file.root) or {}
+    entries = unwrapped(as_dict(file.root) or {})
     reader = ValueReader(file)
     with reading(path):
-        kept = {str(key): node for key, node in without_averages(entries).items() if not leave_out.fullmatch(str(key))}
+        apart = optimizers_in(entries)
+        kept = {str(key): node for key, node in without_averages(entries).items() if key not in apart}
         return {key: reader.read(node) for key, node in kept.items()}

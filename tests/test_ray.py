@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -302,7 +303,9 @@ class TestAVerification:
     def test_what_a_task_raises_is_raised(self, tmp_path: Path, engine: list[str]) -> None:
         assert ckpt("merge", RUN, "-o", tmp_path / "out").code == 0
         done = ckpt("verify", tmp_path / "out", "--against", tmp_path / "nothing", *engine, "--progress", "off")
-        assert (done.code, done.err.split(":")[0]) == (3, "error[not-found]")
+        assert done.code == 3
+        # On a busy machine Ray writes lines of its own before it.
+        assert re.search(r"^error\[not-found\]:", done.err, re.MULTILINE)
         assert "on node" in done.err
 
 

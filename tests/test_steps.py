@@ -277,7 +277,7 @@ class TestAStepThatIsNotReadBesideWeights:
         for result in (ckpt_cli.detect(run), ckpt_cli.merge(run, tmp_path / "out")):
             ((level, text),) = told(result.checkpoint.notes, "steps-inside")
             assert level == "warning"
-            assert "1 step folders" in text
+            assert "1 step folder:" in text
 
     def test_as_a_tag_beside_the_model(self, tmp_path: Path) -> None:
         folder = model(tmp_path / "model", 1.0)

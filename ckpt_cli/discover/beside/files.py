@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.placeholders import holds_nothing
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.leftovers import TORCH_INDEX, indexes_of_nothing
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER, is_index, stem_of
@@ -225,7 +226,8 @@ def weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
     listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
     named = [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
     found = [path for path in files_in(folder, _tells_nothing) if absolute(path) not in used and are_weights(path, files)]
-    return [path for path in named if absolute(path) not in used] + found
+    # What holds no tensor is told by `empty_file_notes`.
+    return [path for path in named if absolute(path) not in used and (path in indexes or holds_nothing(path) is None)] + found
 
 
 def holds_any_weights(folder: Path, used: Collection[str], files: Files) -> bool:

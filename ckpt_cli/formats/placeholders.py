@@ -15,8 +15,9 @@ from ckpt_cli.errors import CkptError, CorruptFile, Gap
 from ckpt_cli.files.folders import status_of
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.safetensors_file import read_header
-from ckpt_cli.files.source import Files
+from ckpt_cli.files.source import Files, Source, Window
 from ckpt_cli.files.torch_file import TorchFile
+from ckpt_cli.files.zip_archive import ZipMap
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Component
 
@@ -59,11 +60,20 @@ def _shapes_in(path: Path, files: Files) -> dict[str, Shape] | None:
     """The shapes of all that is in a file by name; None if some of it is no tensor."""
     if path.suffix == ".safetensors":
         return {entry.name: entry.shape for entry in read_header(files.source(path)).entries}
-    file = TorchFile(files.source(path))
+    source = files.source(path)
+    if source.read(0, min(source.size, 2)) == b"PK" and _has_data(source):
+        return None
+    file = TorchFile(source)
     entries = as_dict(file.root)
     held = {str(name): file.tensor(node) for name, node in (entries or {}).items()}
     shapes = {name: tensor.shape for name, tensor in held.items() if tensor is not None}
     return shapes if entries is not None and len(shapes) == len(held) else None
+
+
+def _has_data(source: Source) -> bool:
+    """Whether an archive of torch has bytes of tensors, which its directory tells: most files are not parsed for that."""
+    members = ZipMap(Window(source, 0, source.size)).members
+    return any("/data/" in name and member.size for name, member in members.items())
 
 
 def refuse_placeholders(component: Component) -> None:

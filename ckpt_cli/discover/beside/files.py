@@ -23,7 +23,7 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.kinds import AFTER_SUFFIX
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.formats.torch_files.reader import SUFFIXES
+from ckpt_cli.formats.torch_files.reader import SUFFIXES, unmarked
 from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
@@ -100,6 +100,7 @@ def could_be_model(name: str) -> bool:
     >>> [could_be_model(name) for name in ("pytorch_model.bin", "Model.safetensors", "model.fp16.safetensors", "tf_model.h5", "v_head.pt")]
     [True, True, False, False, False]
     """
+    name = unmarked(name)
     return not AVERAGED.fullmatch(name) and MODEL.fullmatch(name) is not None and OTHER_FORM.fullmatch(name) is None
 
 
@@ -261,6 +262,7 @@ def holds_weights(name: str) -> bool:
     """Whether a file that no component is made of is looked at as weights, by its name."""
     if AFTER_SUFFIX.fullmatch(name):
         return True
+    name = unmarked(name)
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None or FITTED.fullmatch(name) is not None:
@@ -270,6 +272,7 @@ def holds_weights(name: str) -> bool:
 
 def _tells_nothing(name: str) -> bool:
     """Whether a file of torch is neither weights nor training state by its name, nor one of a set, which formats know."""
+    name = unmarked(name)
     if not name.endswith(SUFFIXES) or is_state_file(name) or name == AUXILIARY or part_name(name) is not None:
         return False
     return not holds_weights(name) and not OTHER_FORM.fullmatch(name)

@@ -123,6 +123,9 @@ def open_snapshots(
     newer: list[tuple[Found, str]] = []
     targets = [locate(path, None, also, steps=choice.says_something) for path in paths]
     if choice.says_something and all(target.run is None for target in targets):
+        for place in (found.places[0] for target in targets for found in target.checkpoints if found.places):
+            if isinstance(place.match.trouble, Undecidable):
+                raise place.match.trouble  # there are several, and nothing counts them
         what = "this is one checkpoint, which has" if len(paths) == 1 else "these are checkpoints, which have"
         raise UsageError(f"{what} no steps to choose from", hint="pass the run, or several checkpoints")
     for path, target in zip(paths, targets, strict=True):

@@ -14,9 +14,10 @@ from ckpt_cli.discover.forms.samples import sample_steps
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.steps import steps_of_run
-from ckpt_cli.errors import CkptError, IncompleteError, NoComponent
+from ckpt_cli.errors import CkptError, IncompleteError, NoComponent, PartOfSet
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import Match
 from ckpt_cli.formats.registry import format_of, groups
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
@@ -158,13 +159,17 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
         names = [main if name == "model" and "model" not in there and main != "ema" else name]
     for name in names:
         if name not in there:
-            unknown = next(
-                (place.match.trouble for place in found.places if format_of(place.match).by_content and place.match.trouble), None
-            )
+            unknown = next((place.match.trouble for place in found.places if place.match.trouble and _is_unknown(place.match)), None)
             if unknown is not None:
                 raise unknown
             raise _no_component("this checkpoint has no", name, found.path, {other: other for other in there})
     return names
+
+
+def _is_unknown(match: Match) -> bool:
+    """Whether only reading the files of a match, which failed, would say which components are in them."""
+    known = format_of(match)
+    return known.by_content or (known.single_file(match) is not None and not isinstance(match.trouble, SeveralGroups | PartOfSet))
 
 
 def _hint_of_lost(found: Found, there: Sequence[str]) -> str:
@@ -206,11 +211,12 @@ def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> 
         if len(listed) > 1 and listed <= set(there):
             hint = f"--type {several} takes {'both' if several == 'both' else 'all components'}"
         else:
-            hint = f"did you mean --type {close[0]}?" if close else "pass one of these to --type"
+            alone = f"leave out --type: {next(iter(there))} is all that is here" if len(there) == 1 else "pass one of these to --type"
+            hint = f"did you mean --type {close[0]}?" if close else alone
     return NoComponent(
         f"{who} component {name}",
         path=path,
-        expected=f"one of: {', '.join(there.values())}",
+        expected=f"one of: {', '.join(there.values())}" if len(there) > 1 else next(iter(there.values()), None),
         hint=hint,
     )
 

@@ -16,6 +16,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
+from ckpt_cli.formats.torch_files.reader import unmarked
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.urls import is_remote
@@ -35,7 +36,7 @@ def default_output(found: Found, component: str, what: str = "merged") -> Path:
     Nothing is written into the Hub cache or a store: of a model in there, the output is in the current folder.
     """
     path = Path(absolute(found.path))
-    stem = path.stem if is_file(path) else path.name
+    stem = path.stem if is_file(path) and unmarked(path.name) == path.name else path.name
     cached = cached_model(path)
     folder = path.parent if cached is None and not is_remote(path) else Path(absolute("."))
     stem = stem if cached is None else cached

@@ -215,7 +215,7 @@ def _saved_together(found: Found, place: Place) -> bool:
 
 
 def lists_nothing(places: Sequence[Place]) -> bool:
-    """Whether these are no weights: nothing, or an index none of whose files is there."""
+    """Whether these are no weights: nothing, an index none of whose files is there, or a file that holds none."""
     return all(place.match.lists_nothing for place in places)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ckpt_cli.files.manifest import BESIDE, FUSED, KEPT, LEFT_OUT
 from ckpt_cli.files.source import Files, Watched
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.families import is_decided
-from ckpt_cli.hub.beside.lacking import lacking_notes
+from ckpt_cli.hub.beside.lacking import lacking_beside_adapter, lacking_notes
 from ckpt_cli.hub.classes.claims import Claim, refuse_lacking
 from ckpt_cli.hub.classes.in_memory.shadowed import refuse_shadowed
 from ckpt_cli.hub.text_assets import text_notes
@@ -89,9 +89,9 @@ class Job:
         base = setting.base.folder if setting.base is not None else None
         notes = (
             *(note for draft in drafts for note in draft.notes),
-            *(() if first.is_adapter else lacking_notes(first.assets, base, output)),
-            *(() if first.is_adapter else parts_of_base(setting.base, drafts, output)),
-            *(() if first.is_adapter else _unlike_manifests(first, setting.base, side_files)),
+            *_lacking(first, base, output, side_files),
+            *(() if first.is_adapter else parts_of_base(setting.base, drafts, output)),  # it is loaded with the base as it is
+            *_unlike_manifests(first, setting.base, side_files),
             *text_notes(texts, {TOKENIZER: first.assets.tokenizer}),
         )
         notes = tuple(dict.fromkeys(notes))
@@ -168,12 +168,20 @@ class Job:
         }
 
 
+def _lacking(draft: Draft, base: Path | None, output: Path, side_files: SideFiles) -> list[Note]:
+    """What the files beside a draft lack; an adapter is loaded on a model, and need not have all that belongs to one."""
+    if not draft.is_adapter:
+        return lacking_notes(draft.assets, base, output)
+    files = {name: path for name, path in draft.assets.files.items() if name in side_files}
+    return lacking_beside_adapter(replace(draft.assets, files=files), output)
+
+
 def _unlike_manifests(draft: Draft, base: Base | None, side_files: SideFiles) -> list[Note]:
     """Warnings about files that the manifests of a draft's sources and base list, and that are not there any more, or changed."""
     files, written = draft.assets.files, {*side_files, *draft.assets.lost.files}
     notes = [note for source in draft.sources for note in lost_side_notes(source.component.root, source.made, written)]
     notes += [note for source in draft.sources for note in changed_side_notes(source.component.root, source.made, files.values())]
-    if base is not None and (made := base.manifest) is not None:
+    if base is not None and not draft.is_adapter and (made := base.manifest) is not None:
         of_run = {name: path for name, path in files.items() if not path.is_relative_to(base.folder)}
         notes += lost_side_notes(base.folder, made, {*written, *(name for name in made.side_files if is_decided(name, of_run))})
         notes += changed_side_notes(base.folder, made, files.values())

@@ -57,7 +57,7 @@ class Match:
     ``trouble`` is the error that describing it will raise, if names alone show it; ``group`` picks one of several state
     dicts inside; ``number`` is which of several models of one save this is (accelerate numbers them, and their optimizers alike);
     ``more_roots`` are folders of other nodes that hold files of the same save; ``lists_nothing``: it is an index none of whose files is
-    there, which is only taken where nothing else is.
+    there, or a file that holds no weights, which is only taken where nothing else is.
     """
 
     format: str

@@ -35,7 +35,7 @@ from ckpt_cli.formats.dcp.reader import Dcp
 from ckpt_cli.formats.deepspeed.reader import DeepSpeed
 from ckpt_cli.formats.megatron.legacy import Legacy
 from ckpt_cli.formats.megatron.reader import TorchDist
-from ckpt_cli.formats.placeholders import refuse_placeholders
+from ckpt_cli.formats.placeholders import holds_nothing, refuse_placeholders
 from ckpt_cli.formats.rank_files.cuts import order_notes
 from ckpt_cli.formats.rank_files.reader import RankShards
 from ckpt_cli.formats.rank_files.self_describing import SelfDescribing
@@ -53,6 +53,7 @@ from ckpt_cli.formats.unread import Unread
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Component
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.urls import is_remote
 
 FORMATS: tuple[Format, ...] = (
     RankShards(),
@@ -169,7 +170,9 @@ def _doubted(match: Match, there: Folders) -> Match:
         return match
     alone = _alone(match)
     trouble = part_error(alone, there) or stage_error(alone.parent, there) if alone is not None else None
-    return replace(match, trouble=trouble or stage_error(match.root, there))
+    trouble = trouble or stage_error(match.root, there)
+    empty = holds_nothing(alone) if alone is not None and trouble is None and not is_remote(alone) else None
+    return replace(match, trouble=trouble or empty, lists_nothing=empty is not None)
 
 
 def groups(match: Match, files: Files) -> list[str]:

@@ -105,6 +105,14 @@ TRAINERS = (
         runs=("checkpoints",),
         trackers=LATEST,
     ),
+    Trainer(
+        "mmengine with DeepSpeed",  # its tags are called like files (mmengine, DeepSpeedStrategy.save_checkpoint); XTuner 0.1
+        ZERO,
+        steps=("iter_N.pth", "epoch_N.pth"),
+        by=STEP,
+        trackers=("last_checkpoint",),
+        config=(THE_RUN,),
+    ),
     Trainer("DeepSpeed", ZERO, steps=("global_stepN", *OF_TAGS), trackers=LATEST, config=(THE_RUN,)),
     Trainer("BAGEL fork", RANKS, steps=("NNNNNNN",), evidence="BAGEL fork"),
     Trainer("BAGEL fork", DCP, steps=("NNNNNNN",), weights=("model_sharded", "ema_sharded"), by=FOLDER, certain=True),
@@ -228,6 +236,7 @@ TRAINERS = (
     ),
     Trainer("litgpt", FILE, steps=("step-N",), inside=("lit_model.pth",), evidence=r"lit_model\.pth", keys=("model",)),
     Trainer("litgpt", DCP, steps=("step-N",), weights=("lit_model.pth",), by=FOLDER, keys=("model",)),
+    Trainer("mmengine", FILE, steps=("iter_N.pth", "epoch_N.pth"), by=STEP, in_run=("last_checkpoint",)),
     Trainer("torchtune", (*HUB, *FILE), steps=("epoch_N",), by=STEP, states=("recipe_state",)),
     Trainer("torchtune", DCP, steps=("epoch_N", "step_N"), by=STEP, beside=("recipe_state",)),
     Trainer("NeMo (Megatron-Bridge)", MEGATRON[:1], steps=("iter_NNNNNNN",), inside=("run_config.yaml",), trackers=(LAST_ITERATION,)),
@@ -281,6 +290,9 @@ def place_below(folder: Path, checkpoint: Path) -> tuple[str, str]:
 PLACES = re.compile(r"(?<![A-Z])(N+|E|B)(?![A-Z])")
 """The numbers in a form."""
 
+SUFFIX = re.compile(r"\.[a-z]+\Z")
+"""What names of files end in, and those of some folders too."""
+
 
 @cache
 def form(text: str) -> re.Pattern[str]:
@@ -296,12 +308,12 @@ def form(text: str) -> re.Pattern[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words in a form, in their order.
+    """The words in a form, in their order, without a suffix.
 
-    >>> words_of("epoch_E_step_N"), words_of("NNNNNNN")
-    (['epoch', 'step'], [])
+    >>> words_of("epoch_E_step_N"), words_of("NNNNNNN"), words_of("epoch_N.pth")
+    (['epoch', 'step'], [], ['epoch'])
     """
-    return re.findall(r"[A-Za-z]{2,}", PLACES.sub(" ", text))
+    return re.findall(r"[A-Za-z]{2,}", PLACES.sub(" ", SUFFIX.sub("", text)))
 
 
 def _digits(letters: str, is_epoch: bool) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ckpt_cli.base_model.opened import Base
+from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
+from ckpt_cli.drafting.header_metadata import carried_metadata
 from ckpt_cli.drafting.steps import copies_compared
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.formats.safetensors.names import ADAPTER
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
+from ckpt_cli.hub.beside.listed import Seen, json_of
 from ckpt_cli.hub.classes.claims import Claim
+from ckpt_cli.hub.custom_code import custom_code
 from ckpt_cli.hub.peft_names import parse_peft
 from ckpt_cli.hub.text_assets import unmarked
+from ckpt_cli.lora.alphas.in_header import HEADER_KEY
 from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
@@ -29,6 +35,7 @@ from ckpt_cli.output.publish import SideFiles
 from ckpt_cli.output.select import PEFT, Selection, is_wanted
 from ckpt_cli.paths import absolute
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.torn import torn_notes
 
 MODEL_CONFIGS = ("config.json", "generation_config.json", "llm_config.json", "vit_config.json", ADAPTER_CONFIG, AUXILIARY)
 """Assets that make a folder a model."""
@@ -67,23 +74,34 @@ def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) ->
     if options.lora is None:
         text = "adapters without their base model: exported as a PEFT folder; pass --base to fuse them"
         notes = (*notes, Note("info", "lora-alone", text))
+    stored = component.component.tensors
+    plan = partial(make_plan, selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER)
+    said = {key: value for key, value in component.component.metadata.items() if key != HEADER_KEY}  # adapter_config.json has it
+    metadata, told = carried_metadata(said, stored, made := plan())
+    told += [*partial_notes(component.component, component.made, {output.name for output in made.tensors}), *torn_notes(stored.values())]
     draft = Draft(
         (component,),
         component.assets,
-        component.component.tensors,
+        stored,
         selection,
-        notes,
+        (*notes, *told),
         lora=adapter.info,
         claim=Claim("those of PEFT's adapter files", None, (), {}),
-        plan=make_plan(selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER),
+        plan=plan(metadata=metadata) if metadata else made,
     )
     return draft, adapter.config
 
 
 def adapter_files(component: OpenedComponent, config: bytes) -> SideFiles:
-    """What goes beside exported adapters: no config.json, or loaders would take the folder for a model."""
-    assets = {name: unmarked(path) for name, path in component.assets.files.items() if name not in MODEL_CONFIGS and name[-3:] != ".py"}
-    return {**assets, ADAPTER_CONFIG: config}
+    """What goes beside exported adapters: no config.json, or loaders would take the folder for a model.
+
+    Of Python files only those that what is beside them names, such as the code of a tokenizer: that of the model is the base's.
+    """
+    files = {name: path for name, path in component.assets.files.items() if name not in MODEL_CONFIGS}
+    modules = {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
+    texts = {name: path for name, path in files.items() if not name.endswith(".py")}
+    code = custom_code(modules, json_of(texts.values(), Seen()), component.place.home)
+    return {**{name: unmarked(path) for name, path in texts.items()}, **code, ADAPTER_CONFIG: config}
 
 
 def fused_adapters(

@@ -15,6 +15,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, files_in, is_folder
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.files.source import Files
+from ckpt_cli.formats.placeholders import holds_nothing
 from ckpt_cli.formats.registry import format_of, recognise
 from ckpt_cli.formats.safetensors.leftovers import TORCH_INDEX, indexes_of_nothing
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, OPTIMIZER, is_index, stem_of
@@ -22,7 +23,7 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.kinds import AFTER_SUFFIX
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
-from ckpt_cli.formats.torch_files.reader import SUFFIXES
+from ckpt_cli.formats.torch_files.reader import SUFFIXES, unmarked
 from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
@@ -99,6 +100,7 @@ def could_be_model(name: str) -> bool:
     >>> [could_be_model(name) for name in ("pytorch_model.bin", "Model.safetensors", "model.fp16.safetensors", "tf_model.h5", "v_head.pt")]
     [True, True, False, False, False]
     """
+    name = unmarked(name)
     return not AVERAGED.fullmatch(name) and MODEL.fullmatch(name) is not None and OTHER_FORM.fullmatch(name) is None
 
 
@@ -225,6 +227,8 @@ def weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
     listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
     named = [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
     found = [path for path in files_in(folder, _tells_nothing) if absolute(path) not in used and are_weights(path, files)]
+    # Of what holds no tensor nothing is lost; where it stands in the place of the model, `empty_file_notes` tells.
+    named = [path for path in named if path in indexes or OTHER_FORM.fullmatch(path.name) or holds_nothing(path) is None]
     return [path for path in named if absolute(path) not in used] + found
 
 
@@ -258,6 +262,7 @@ def holds_weights(name: str) -> bool:
     """Whether a file that no component is made of is looked at as weights, by its name."""
     if AFTER_SUFFIX.fullmatch(name):
         return True
+    name = unmarked(name)
     if is_state_file(name) or name in (OPTIMIZER, AUXILIARY) or SHARD.fullmatch(name):
         return False
     if name.endswith(".safetensors") or WEIGHTS.fullmatch(name) is not None or FITTED.fullmatch(name) is not None:
@@ -267,6 +272,7 @@ def holds_weights(name: str) -> bool:
 
 def _tells_nothing(name: str) -> bool:
     """Whether a file of torch is neither weights nor training state by its name, nor one of a set, which formats know."""
+    name = unmarked(name)
     if not name.endswith(SUFFIXES) or is_state_file(name) or name == AUXILIARY or part_name(name) is not None:
         return False
     return not holds_weights(name) and not OTHER_FORM.fullmatch(name)

@@ -41,7 +41,7 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
     main = matches[0]
     name = main.first.name
     if main.lists_nothing:
-        return name, leftover_text(main.first)
+        return name, leftover_text(main.first) if main.first.suffix == ".json" else "it holds no tensor"
     if name.startswith("adapter_model."):
         return None if is_file(folder / ADAPTER_CONFIG) else (name, f"there is no {ADAPTER_CONFIG} beside it")
     if not is_file(folder / CONFIG) or no_model_config(folder / CONFIG) is not None:

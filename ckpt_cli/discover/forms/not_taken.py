@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ckpt_cli.discover.forms.inner_steps import CODE as INSIDE
+from ckpt_cli.discover.forms.leftover_indexes import empty_file_notes
 from ckpt_cli.discover.forms.passed_over import unread_forms
 from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.found import Found, Place, Target
@@ -12,10 +13,11 @@ from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 
-def not_taken_notes(target: Target, found: Found, places: Iterable[Place], said: Sequence[Note]) -> list[Note]:
+def not_taken_notes(target: Target, found: Found, places: Sequence[Place], said: Sequence[Note]) -> list[Note]:
     """Notes for every command that opens a checkpoint; what was ``said`` of steps inside, with their values compared, is not said again."""
     notes = [] if any(note.code == INSIDE for note in said) else steps_inside_notes(target)
     notes += refused_notes(target)
+    notes += empty_file_notes(found, places)
     notes += [note for place in places for note in unread_forms(found, place)]
     if target.nodes > 1:
         notes.append(Note("info", "nodes", f"{target.nodes} folders were joined as the nodes of one run"))

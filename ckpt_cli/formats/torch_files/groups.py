@@ -69,7 +69,9 @@ class FileGroup:
 
     @property
     def title(self) -> str:
-        """Its key in the file, and the option that selects it."""
+        """Its key in the file, and the option that selects it, or what it is instead of a state dict."""
+        if self.node is not None:
+            return f"{self.key or self.name}, which has no names and is not read ({describe(self.node)})"
         return f"{self.key or self.name} (--type {self.name})"
 
 

@@ -61,6 +61,25 @@ MAX_NAMED = 64
 
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt", ".pth.tar")
 
+MARKED = re.compile(
+    r"(?P<name>.+\.(bin|pt|pth|th|ckpt))\.((ep|epoch|step|iter)[-_]?[0-9]+(\.[0-9]+)?|[0-9]{2,}|(avg|best)[-_]?[0-9]*|average|last|latest|final)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Names with what tells saves apart behind the suffix: an epoch, a word (FunASR: ``model.pt.ep2``, ``model.pt.best``, ``model.pt.avg10``).
+
+One digit alone is none: so programs that download call what they got a second time.
+"""
+
+
+def unmarked(name: str) -> str:
+    """A name without what tells saves apart behind its suffix.
+
+    >>> unmarked("model.pt.ep2"), unmarked("model.pt.bak")
+    ('model.pt', 'model.pt.bak')
+    """
+    marked = MARKED.fullmatch(name)
+    return marked["name"] if marked is not None else name
+
 
 class TorchFiles(Format):
     """Reader of unsharded ``torch.save`` files."""
@@ -73,7 +92,8 @@ class TorchFiles(Format):
         if there.is_file(path):
             if path.name == INDEX:
                 return [_indexed(path, there)]
-            wanted = (path.name.endswith(SUFFIXES) and not is_state_file(path.name)) or REGISTERED.fullmatch(path.name)
+            name = unmarked(path.name)
+            wanted = (name.endswith(SUFFIXES) and not is_state_file(name)) or REGISTERED.fullmatch(path.name)
             match = Match(FORMAT, _component(path), path, (path,), "a file of torch.save", number=_number(path))
             return [match] if wanted else []
         index = _indexed(path / INDEX, there) if there.is_file(path / INDEX) else None

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ckpt_cli.errors import CkptError, CorruptFile, Undecidable
+from ckpt_cli.errors import CkptError, CorruptFile, Undecidable, Unsupported
 from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
 from ckpt_cli.formats.torch_files.averages import is_average
-from ckpt_cli.formats.torch_files.matrices import is_optimizer, pairs_of
+from ckpt_cli.formats.torch_files.matrices import is_optimizer, is_tensor, pairs_of
 from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
 from ckpt_cli.names import few
 
@@ -56,13 +56,18 @@ def way_down(root: object, keys: tuple[str, ...], reader: LocalReader, asked: st
     """The way to the dict of tensors in a file: down through ``keys`` that hold a dict, or the only group; of several that ``asked`` for.
 
     Tensors beside such a key (a random state, a loss) do not make a state dict of what is around it. Raises CorruptFile,
-    SeveralGroups.
+    SeveralGroups, and Unsupported for state dicts in a list, such as those of DDIM and NCSN.
     """
     levels: list[Mapping[Any, Any]] = []
     taken: list[Any] = []
     node = root
     for _ in range(MAX_LEVELS):
         entries = as_dict(node)
+        if entries is None and isinstance(node, (list, tuple)) and any(_is_held(each) for each in node):
+            text = f"the file holds a {describe(node)}, not a state dict: what it has in it has no names"
+            raise Unsupported(
+                text, expected="a dict of tensors", hint="load it with the trainer that wrote it, and save the state dict of the model"
+            )
         if entries is None:
             raise CorruptFile(f"the file holds {describe(node)}, not a state dict", expected="a dict of tensors")
         levels.append(entries)
@@ -102,6 +107,11 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader, asked: str | Non
     if len(groups) > 1:
         raise SeveralGroups(groups)
     return next(iter(groups), None)
+
+
+def _is_held(node: object) -> bool:
+    """Whether something in a list may be weights: a tensor, or a dict of what may be."""
+    return as_dict(node) is not None or is_tensor(node)
 
 
 def _may_hold_model(key: object, node: object, entries: Mapping[Any, Any]) -> bool:

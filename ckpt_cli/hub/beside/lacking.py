@@ -27,8 +27,8 @@ PACKED, COMPONENTS = "MLmodel", "components"
 
 
 def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]:
-    """What an output lacks to be usable, and where it may come from. An output that is added to a folder has what is in that."""
-    notes, partial = [], tokenizer_of(assets.files, assets.config)
+    """What a model that is written lacks to be usable, and where it may come from. An output added to a folder has what is in that."""
+    notes, partial = list[Note](), tokenizer_of(assets.files, assets.config)
     notes += [*no_config_notes(assets), *aside_notes(assets)]
     lacking = [what.removeprefix("a ").removeprefix("an ") for what in assets.lacking if what not in partial.lacking]
     told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
@@ -42,7 +42,26 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     if files := partial.lacking:
         cure = (broken if not lacking else "") or _cure(assets, base, files)
         notes.append(Note("warning", "partial-tokenizer", f"{partial_text(partial)}: {cure}"))
-    notes += lost_notes(assets)
+    return [*notes, *_notes_of_any(assets, output)]
+
+
+def lacking_beside_adapter(assets: Assets, output: Path) -> list[Note]:
+    """What a folder of adapters lacks of the files that its ``assets`` name, or that others need.
+
+    It needs neither a config.json nor a tokenizer, since it is loaded on a model that has both; a tokenizer of its own must be whole.
+    """
+    partial = tokenizer_of(assets.files, assets.config)
+    notes = [Note("warning", "lacks-asset", broken_text(path)) for path in assets.broken]
+    if partial.lacking:
+        them = _them(partial.lacking)
+        text = f"{partial_text(partial)}: copy {them} from the model that training started from, or load its tokenizer"
+        notes.append(Note("warning", "partial-tokenizer", text))
+    return [*notes, *_notes_of_any(assets, output)]
+
+
+def _notes_of_any(assets: Assets, output: Path) -> list[Note]:
+    """What is said of the files beside the weights of any output, a whole model or not."""
+    notes = lost_notes(assets)
     if assets.unused:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
         notes.append(Note("warning", "tokenizer-of-base", text))

@@ -94,7 +94,7 @@ class Assets:
 
     @property
     def processors(self) -> Mapping[str, str]:
-        """The classes, of those that read more than the usual files, which the files name or the config has, each with the file that does."""
+        """The classes, of those that read more than the usual files, which the files or the config name, each with the file that does."""
         return processor_classes(self.files, self.config)
 
 

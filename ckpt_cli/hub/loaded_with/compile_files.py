@@ -24,7 +24,10 @@ TOKENIZER = "tokenizer"
 DECISIONS = ("decision.json", "decision_template.jinja")
 """What a model that decides keeps beside its config, as others do their settings for generation."""
 
-OF_PYCTCDECODE = {"_LANGUAGE_MODEL_SERIALIZED_DIRECTORY": ("language_model/{}", False), "_ALPHABET_SERIALIZED_FILENAME": ("alphabet.json", True)}
+OF_PYCTCDECODE = {
+    "_LANGUAGE_MODEL_SERIALIZED_DIRECTORY": ("language_model/{}", False),
+    "_ALPHABET_SERIALIZED_FILENAME": ("alphabet.json", True),
+}
 """Where a decoder of pyctcdecode, which classes read by these attributes, keeps its files, and whether it does without."""
 
 
@@ -41,9 +44,9 @@ def files_of_classes() -> dict[str, dict[str, Any]]:
         owners = [*(each.__name__ for each in getattr(kind, "__mro__", ())), processors.get(model_type)]
         for file, required in (pair for owner in owners for pair in named.get(owner, {}).items()):
             found.setdefault(file, {})[f"{model_type}/{name}"] = required
-        own = kind if type(kind).__name__ != "DummyObject" else None  # a stand-in says of all that a package is missing
-        configs = getattr(getattr(own, "config_class", None), "extra_config_files", ())
-        for file in (*configs, *(DECISIONS if hasattr(own, "decide") else ())):
+        own: Any = getattr(kind, "config_class", None) if type(kind).__name__ != "DummyObject" else None  # a stand-in has nothing
+        decides = own is not None and hasattr(kind, "decide") and own.model_type == model_type
+        for file in (*DECISIONS, *own.extra_config_files) if decides else ():
             found.setdefault(file, {})[f"{model_type}/{name}"] = False
     return {file: {"required": all(kinds.values()), "classes": sorted(kinds)} for file, kinds in sorted(found.items())}
 
@@ -78,8 +81,8 @@ def _read_in_folders(kind: ast.ClassDef) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and node.attr in OF_PYCTCDECODE:
             yield OF_PYCTCDECODE[node.attr]
-        if isinstance(node, ast.keyword) and node.arg == "subfolder" and isinstance(node.value, ast.Constant) and node.value.value:
-            yield f"{node.value.value}/{{}}", True
+        if isinstance(node, ast.keyword) and node.arg == "subfolder" and isinstance(node.value, ast.Constant):
+            yield from ((f"{folder}/{{}}", True) for folder in _values(node.value, {}) if folder)
 
 
 def _named_in_sources(folder: Path) -> dict[str | None, dict[str, bool]]:

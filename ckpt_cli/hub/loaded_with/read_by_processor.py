@@ -27,7 +27,7 @@ ALL_OF = "/{}"
 def processor_classes(files: Mapping[str, Path], config: Config) -> dict[str, str]:
     """The classes in the table that side files by name, or a config, lead to, each with the name of the file that does."""
     said = {name: content_of(files[name]) for name in NAMING if name in files}
-    found = {}
+    found = dict[str, str]()
     for name, content in (*said.items(), ("config.json", config)):
         for kind in (content.get("processor_class"), content.get("tokenizer_class")):
             if isinstance(kind, str) and kind in table()["processors"]:
@@ -52,7 +52,7 @@ def names_read(kinds: Collection[str], names: Collection[str]) -> set[str]:
 
 def lacking_of_processors(kinds: Collection[str], names: Collection[str]) -> dict[str, str]:
     """What classes of the table do not load without, and is not among the names of side files; each with its class."""
-    lacking = {}
+    lacking = dict[str, str]()
     for kind in kinds:
         required = (name for name, needed in table()["processors"][kind]["read"].items() if needed)
         lacking |= {name.removesuffix("{}"): kind for name in required if not names_read([kind], _below(name, names))}

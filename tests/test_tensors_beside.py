@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 import ckpt_cli
-from ckpt_cli.discover.forms.tensors_beside import LANGUAGE
 from tests.test_asset_names import told
 from tests.test_read_by_class import filled, merge, unasked  # noqa: F401
 
@@ -28,7 +27,7 @@ def adapter(number: float, rows: int = 3) -> dict[str, torch.Tensor]:
 
 
 def settings(language: str | None) -> bytes:
-    return json.dumps({"tokenizer_class": "Wav2Vec2CTCTokenizer", **({LANGUAGE: language} if language else {})}).encode()
+    return json.dumps({"tokenizer_class": "Wav2Vec2CTCTokenizer", **({"target_lang": language} if language else {})}).encode()
 
 
 def folder(path: Path, number: float, body: float = 0, *, language: str | None = "tur", **files: bytes) -> Path:

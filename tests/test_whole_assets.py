@@ -333,6 +333,7 @@ def test_the_shipped_table_is_that_of_the_installed_transformers() -> None:
     assert made["types"].keys() == shipped["types"].keys()
     assert made["distrusted"] == shipped["distrusted"]
     assert made["tokenizers"].items() <= shipped["tokenizers"].items()
+    assert made["processors"] == shipped["processors"]
     beyond = {kinds: sorted(set(names) - set(shipped["needs"].get(kinds, ()))) for kinds, names in made["needs"].items()}
     assert not any(beyond.values()), beyond
     assert made["beside"] == shipped["beside"]

@@ -38,6 +38,7 @@ from ckpt_cli.discover.forms.lone_parts import lone_part_notes
 from ckpt_cli.discover.forms.not_taken import not_taken_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_notes
 from ckpt_cli.discover.forms.registered import registered_notes
+from ckpt_cli.discover.forms.tensors_beside import TensorsBeside, tensors_beside
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
 from ckpt_cli.discover.found import Blocked, Found, Place, Target
 from ckpt_cli.discover.hub_cache import snapshot_notes
@@ -74,7 +75,7 @@ class OpenedComponent:
     """A component that was read and tiles exactly, with the assets that belong to it; ``homes`` are the folders of its side files.
 
     ``live``: of a second component, the tensors of the model beside it. ``lacking`` are names that it should have, as that model has them.
-    ``made``: the manifest of the output of ckpt that its files are.
+    ``made``: the manifest of the output of ckpt that its files are. ``beside`` are side files with tensors of the model.
     """
 
     name: str
@@ -85,6 +86,7 @@ class OpenedComponent:
     live: Live | None = None
     lacking: tuple[str, ...] = ()
     made: Manifest | None = None
+    beside: tuple[TensorsBeside, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +300,10 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *asset_notes(found, place, assets, component.tensors),
     )
     average = is_average_name(unnumbered(name)[0])
-    beside = {
+    models_beside = {
         other: cache(partial(_live_tensors, found, other, files, base, shard_order)) for other in _models_beside(found, place, average)
     }
-    live = model_of_average(name, component.tensors, beside) if average else next(iter(beside.values()), None)
+    live = model_of_average(name, component.tensors, models_beside) if average else next(iter(models_beside.values()), None)
     lacking: tuple[str, ...] = ()
     if live is not None and (tensors := live()) is not None:
         tensors = without_twin(tensors) if average else tensors
@@ -310,7 +312,8 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         if average and files.values:
             notes = (*notes, *statistics_notes(name, component.tensors, tensors))
     component = replace(component, name=name, notes=notes, watched=(*component.watched, *watched_manifest(component.root, files)))
-    return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component))
+    beside = tensors_beside(assets.files, assets.config, files, found.path)
+    return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component), beside)
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:

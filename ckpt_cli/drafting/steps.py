@@ -17,6 +17,7 @@ from ckpt_cli.discover.beside.outputs import partial_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.drafting.draft import Draft, Options, Setting
 from ckpt_cli.drafting.header_metadata import carried_metadata
+from ckpt_cli.drafting.side_tensors import with_fitting_side_tensors
 from ckpt_cli.dtypes import BASE, CAST_NAMES
 from ckpt_cli.errors import Unsupported
 from ckpt_cli.hub.assets import CONFIG, config_notes
@@ -56,6 +57,7 @@ def finished(draft: Draft, setting: Setting[Options], weights_name: str, matched
     Nothing is refused here that `verify` and `open` can still look at: see `ckpt_cli.drafting.job.refuse_drafts`.
     """
     draft = _checked_with_base(draft, setting)
+    draft = with_fitting_side_tensors(draft, setting)
     draft = _carried(draft, setting)
     if matched is not None:
         draft = matched(draft, setting)

@@ -32,6 +32,7 @@ from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.loaded_with.read_by_class import files_read, lacking_files
+from ckpt_cli.hub.loaded_with.read_by_processor import lacking_of_processors, processor_classes, read_by_processors
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
 from ckpt_cli.tensors.component import Note
@@ -89,7 +90,12 @@ class Assets:
         if lacks_tokenizer(self.files, self.config):
             lacks.append("a tokenizer")
         lacks += [*tokenizer_of(self.files, self.config).lacking, *lacking_processors(self.files, self.config)]
-        return [*lacks, *lacking_files(self.config, self.files)]
+        return [*lacks, *lacking_files(self.config, self.files), *lacking_of_processors(self.processors, self.files)]
+
+    @property
+    def processors(self) -> Mapping[str, str]:
+        """The classes, of those that read more than the usual files, which the files or the config name, each with the file that does."""
+        return processor_classes(self.files, self.config)
 
 
 def find_assets(homes: Sequence[Path], base: Path | None = None, doubtful: Sequence[Path] = ()) -> Assets:
@@ -97,7 +103,8 @@ def find_assets(homes: Sequence[Path], base: Path | None = None, doubtful: Seque
 
     Every family of files is that of the nearest folder which has it (`ckpt_cli.hub.beside.families`). Of a base, everything is an asset
     but weights, what a training leaves, and its README, which describes another model; a file of such a name beside the run's assets
-    comes from there. What the model of the config reads under a name of its own is an asset, whatever it is. Of Python files only those
+    comes from there. What the model of the config, or the class of its processor, reads under a name of its own is an asset, whatever it
+    is. Of Python files only those
     that a config names as its custom code, and what these import: trainers leave scripts such as ``zero_to_fp32.py``.
     Raises Unreadable, LfsPointer, and CorruptFile for the config.
     """
@@ -124,7 +131,10 @@ def find_assets(homes: Sequence[Path], base: Path | None = None, doubtful: Seque
         broken += [path for path in last.broken if not is_decided(path.name, near) and path.name not in files]
         no_configs |= last.no_configs
     config = read_config(files[CONFIG]) if CONFIG in files else {}
-    files |= files_read(config, [*(place.folder for place in places), *([base / HUB_FOLDER, base] if base is not None else [])])
+    sides = [*(place.folder for place in places), *([base / HUB_FOLDER, base] if base is not None else [])]
+    files |= files_read(config, sides)
+    kinds = {**processor_classes(files, config), **(processor_classes(last.files, {}) if last is not None else {})}
+    files |= read_by_processors(kinds, sides)
     named = named_by(files)
     files |= named.files
     for place in (*places, *([last] if last is not None else [])):

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ckpt_cli.discover.forms.tensors_beside import tensors_beside
 from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.files.folders import files_in, is_file, status_of, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
@@ -28,10 +29,13 @@ from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.custom_code import lacking_names, missing_code
+from ckpt_cli.hub.loaded_with.read_by_class import files_read
+from ckpt_cli.hub.loaded_with.read_by_processor import lacking_of_processors, processor_classes, read_by_processors
 from ckpt_cli.hub.sentences.parts import lost_own_weights, parts_gone, parts_of, parts_without_weights, routers_without_file
 from ckpt_cli.hub.text_assets import TEXTS, check_filled, check_text
-from ckpt_cli.names import few, printable
+from ckpt_cli.names import few, plural, printable
 from ckpt_cli.results.verify import Finding
+from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
 
 OF_WEIGHTS = (".safetensors", ".pt", ".bin", ".pth", ".th")
@@ -58,7 +62,7 @@ def check_beside(folder: Path, written: Iterable[str] = ()) -> Iterator[Finding]
         yield unread("damaged-side-file", error, Path(error.path or folder).name)
     yield from damaged_files(files)
     yield from _incomplete(assets)
-    yield from _without_named(files)
+    yield from _without_named(folder, files)
     yield from _without_code(files)
     yield from _without_parts(folder)
     for name, paths in near_names(files_in(folder, is_near_some), files, files).items():
@@ -98,11 +102,14 @@ def _incomplete(files: Mapping[str, Path]) -> Iterator[Finding]:
         yield finding("lacks-processor", text, file=CONFIG)
 
 
-def _without_named(files: Mapping[str, Path]) -> Iterator[Finding]:
+def _without_named(folder: Path, files: Mapping[str, Path]) -> Iterator[Finding]:
     """Files that others name and do not load without, and that are not there."""
     for lack in named_by(files).lacking:
         if not is_file(lack.place):
             yield finding("lacks-named-file", f"{printable(lack.name)}, which it names, is not there", file=lack.by.name)
+    kinds = {kind: by for kind, by in processor_classes(files, {}).items() if by != CONFIG}
+    for name, kind in lacking_of_processors(kinds, {*files, *read_by_processors(kinds, [folder])}).items():
+        yield finding("lacks-named-file", f"{name}, which {kind} reads, is not there", file=kinds[kind])
 
 
 def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
@@ -174,3 +181,17 @@ def check_changed(folder: Path, checksums: Mapping[str, int]) -> Iterator[Findin
         with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
             if zlib.crc32(read_small(folder / name, MAX_TEXT)) != wanted:
                 yield finding("changed-side-file", "it changed since it was written", file=name)
+
+
+def check_tensors_beside(folder: Path, model: Mapping[str, Tensor], files: Files) -> Iterator[Finding]:
+    """Side files for what the model is by itself, its language say, whose tensors have other values than those of the model."""
+    with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
+        config = read_config(folder / CONFIG) if is_file(folder / CONFIG) else {}
+        said = {TOKENIZER_CONFIG: folder / TOKENIZER_CONFIG} if is_file(folder / TOKENIZER_CONFIG) else {}
+        for each in tensors_beside({**said, **files_read(config, [folder])}, config, files, folder):
+            differing = each.differing({name: (tensor,) for name, tensor in model.items()}) if each.is_main else []
+            if differing:
+                text = (
+                    f"{plural(len(differing), 'tensor')} of {printable(each.for_what)} differ from those of the model: {few(differing, 2)}"
+                )
+                yield finding("other-tensors", text, file=each.name)

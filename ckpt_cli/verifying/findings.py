@@ -272,6 +272,9 @@ KINDS: dict[str, Kind] = {
         "another weights file could also be the model: its tensors or samples of their values differ, or it was not compared",
         "move one of them away",
     ),
+    "other-tensors": Kind(
+        "warning", "headers", "the adapter of the model's own language in a side file has other tensors than the model", "remove the file"
+    ),
     "no-config": Kind("info", "headers", "there is no config.json to compare the weights with"),
     "lacks-config": Kind(
         "warning", "headers", "a model folder without config.json: transformers cannot load it", "copy the config.json of the model into it"
@@ -295,12 +298,7 @@ KINDS: dict[str, Kind] = {
         "error", "full", "a tensor holds NaN or infinite values", "find out where they come from: use --against with the source"
     ),
     "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
-    "zero-tail": Kind(
-        "warning",
-        "full",
-        "a file's part of a matrix ends in zeros: an interrupted copy",
-        COMPARE,
-    ),
+    "zero-tail": Kind("warning", "full", "a file's part of a matrix ends in zeros: an interrupted copy", COMPARE),
     "negative-variance": Kind(
         "warning", "full", "a running variance is below 0, as extrapolation leaves it: batch normalisation makes NaN of that", RECOMPUTED
     ),

@@ -33,7 +33,7 @@ from ckpt_cli.names import few, plural
 from ckpt_cli.paths import absolute
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.verifying.adapter import check_on_top
-from ckpt_cli.verifying.beside import check_beside, check_changed, check_sizes_beside
+from ckpt_cli.verifying.beside import check_beside, check_changed, check_sizes_beside, check_tensors_beside
 from ckpt_cli.verifying.findings import finding, unread
 
 OTHER_FORMAT = re.compile(r"pytorch_model.*\.bin|tf_model\.h5|.*\.gguf|flax_model\.msgpack|consolidated.*\.pth", re.ASCII)
@@ -94,6 +94,7 @@ def check_folder(folder: Path, files: Files) -> FolderCheck:
         found += [*check_changed(folder, manifest.side_checksums), *check_sizes_beside(folder, manifest, files)]
     model = next((weights.tensors for weights in sets if weights.name == MODEL), {})
     found += check_on_top(folder, model, sets, manifest)
+    found += check_tensors_beside(folder, model, files)
     if sets:
         found += _in_other_formats(folder, sets[0], written or (), files)
         found += _not_used(folder, sets, [*(written or ()), *of_others, *(item.file for item in found if item.file)], files)

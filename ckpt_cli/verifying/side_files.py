@@ -19,6 +19,7 @@ from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.contents.side_files import MERGES, TEMPLATE, differing, has_template, is_needed_whole, other_code, processors_of
 from ckpt_cli.hub.contents.token_ids import contradicting
+from ckpt_cli.hub.loaded_with.read_by_processor import names_read
 from ckpt_cli.hub.settings import differences, settings_text
 from ckpt_cli.hub.tokenizer import lost_end
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
@@ -91,9 +92,10 @@ def _lost(assets: Assets, source: Assets) -> Iterator[tuple[str, str]]:
     if has_template(source) and not has_template(assets):
         yield TEMPLATE, "a chat template"
     wanted, there = processors_of(source), processors_of(assets)
+    read = names_read(source.processors, source.files)
     lost = {part for part in wanted if part not in there and not (part == VIDEOS and PREPROCESSOR in files)}
     yield from ((name, "a processor") for name in sorted({wanted[part] for part in lost}))
-    yield from ((name, "such a file") for name in sorted(source.files.keys() - files.keys()) if is_needed_whole(name))
+    yield from ((name, "such a file") for name in sorted(source.files.keys() - files.keys()) if is_needed_whole(name) or name in read)
 
 
 def _config(config: Path, source: bytes | Path, *, merged: bool) -> Iterator[Finding]:

@@ -23,9 +23,10 @@ from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets, files_of
 from ckpt_cli.hub.beside.listed import home_of
 from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.names import is_doubtful, is_unknown
+from ckpt_cli.hub.beside.names import has_weight_suffix, is_doubtful, is_unknown
 from ckpt_cli.hub.beside.processors import NAMES as PROCESSORS
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
+from ckpt_cli.hub.loaded_with.read_by_class import asked_for
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config, has_adapters
 from ckpt_cli.names import few
 from ckpt_cli.paths import absolute, within
@@ -278,7 +279,8 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
     ``names`` are those of the tensors.
     """
     runs, around = _all_runs(found), _around(found)
-    files = dict(assets.files)
+    # What has tensors of the model is compared with these, and said to be left out where it is.
+    files = {name: path for name, path in assets.files.items() if not (has_weight_suffix(name) and asked_for(name, assets.config))}
     if has_adapters(names):
         path = adapter_config(asset_homes(found, place))
         files |= {path.name: path} if path is not None else {}

@@ -37,6 +37,9 @@ STATE = "state_file"
 STATISTICS = re.compile(r"(\w+_)?(stats|statistics)(_(file|path|filename))?", re.ASCII)
 """Entries that name a file with numbers of the training data, or hold these themselves."""
 
+FONT = "font"
+"""The entry that names the font which a processor of videos (ERNIE 4.5 VL) writes times into pictures with."""
+
 ARRAYS = (".safetensors", ".npy", ".npz")
 """Endings of weights that are no pickles, and may be small."""
 
@@ -70,7 +73,11 @@ def named_by(files: Mapping[str, Path]) -> Named:
         if path.suffix != ".json" or name in NAMING_NONE:
             continue
         for key, value in _texts(_small_content(path)):
-            if (key != STATE and STATISTICS.fullmatch(key) is None) or not stays_inside(value) or is_asset_name(Path(value).name):
+            if (
+                (key not in (STATE, FONT) and STATISTICS.fullmatch(key) is None)
+                or not stays_inside(value)
+                or is_asset_name(Path(value).name)
+            ):
                 continue
             inside, place = (PurePosixPath(name).parent / value).as_posix(), path.parent / value
             if _is_passed_on(place):

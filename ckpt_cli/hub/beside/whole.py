@@ -10,6 +10,7 @@ from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR, c
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, tokenizer_files
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.loaded_with.needs import TOKENIZER, needs_of
+from ckpt_cli.hub.loaded_with.read_by_processor import tokenizers_in_folders
 
 CALLED = {
     "image_processor": "an image processor",
@@ -27,7 +28,9 @@ def tokenizer_of(files: Mapping[str, Path], config: Config) -> TokenizerFiles:
 def lacks_tokenizer(files: Mapping[str, Path], config: Config) -> bool:
     """Whether a model that needs a tokenizer, as far as is known, has none, or none of its files that is a vocabulary."""
     needs = needs_of(config)
-    return (needs is None or TOKENIZER in needs) and not tokenizer_of(files, config).there
+    if (needs is not None and TOKENIZER not in needs) or tokenizer_of(files, config).there:
+        return False
+    return not tokenizers_in_folders(files, config)
 
 
 def lacking_processors(files: Mapping[str, Path], config: Config) -> list[str]:

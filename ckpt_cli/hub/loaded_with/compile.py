@@ -6,6 +6,7 @@
 own class counts more than what a folder names. ``tokenizers``: the files that a class needs, and whether a tokenizer.json does instead.
 ``needs``: for classes of models, by type, what has to be there to make their inputs; a class that is not listed needs a tokenizer alone.
 ``beside``: the files of other names that some models, or the processors of their types, read from the folder of the weights.
+``processors``: what classes of processors and tokenizers read in folders below, whichever model they are of.
 Packages that are not installed hide some tokenizers (sentencepiece): the table is written where they are.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.hub.classes.compile import known_classes
-from ckpt_cli.hub.loaded_with.compile_files import files_of_classes
+from ckpt_cli.hub.loaded_with.compile_files import files_of_classes, files_of_processors
 
 TEXT = re.compile(r".*input_ids|task_inputs")
 """Arguments of a model that tokens are given to."""
@@ -53,6 +54,7 @@ def loaded_with() -> dict[str, Any]:
         "tokenizers": tokenizers(sorted({name for name in types.values() if name is not None})),
         "needs": _grouped(needs()),
         "beside": files_of_classes(),
+        "processors": files_of_processors(),
     }
 
 

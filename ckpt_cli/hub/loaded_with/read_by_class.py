@@ -1,6 +1,7 @@
 """The files that a class of transformers reads beside its weights, under names of its own: voices, adapters per language.
 
-Some are pickles or weights, which are assets nowhere else. They are passed on as they are, and never opened here.
+Some are pickles or weights, which are assets nowhere else. They are passed on as they are, and never opened here. Those that a class
+puts in the place of tensors of the model are compared with these elsewhere (`ckpt_cli.discover.forms.tensors_beside`).
 """
 
 from __future__ import annotations
@@ -44,12 +45,25 @@ def lacking_files(config: Config, files: Collection[str]) -> list[str]:
     return [name for name, read in table()["beside"].items() if read["required"] and kind in read["classes"] and name not in files]
 
 
+def asked_for(name: str, config: Config) -> str | None:
+    """What a user asks the model of a config for, such as a language, to have this file read; None if the file is no such.
+
+    >>> asked_for("adapter.fra.safetensors", {"model_type": "wav2vec2"})
+    'fra'
+    """
+    for expression in _read().get(str(config.get("model_type")), ()):
+        found = expression.fullmatch(name)
+        if found is not None and found.groups():
+            return str(found[1])
+    return None
+
+
 @cache
 def _read() -> Mapping[str, tuple[re.Pattern[str], ...]]:
     """What is read, by the type of a model: a place in a name is for what the user asks for, such as a language."""
     found: dict[str, list[re.Pattern[str]]] = {}
     for name, read in table()["beside"].items():
-        expression = re.compile(re.escape(name).replace(re.escape("{}"), r"[^/]+"))
+        expression = re.compile(re.escape(name).replace(re.escape("{}"), r"([^/]+)"))
         for model_type in sorted({kind.split("/")[0] for kind in read["classes"]}):
             found.setdefault(model_type, []).append(expression)
     return {model_type: tuple(expressions) for model_type, expressions in found.items()}

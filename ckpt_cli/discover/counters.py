@@ -111,13 +111,18 @@ def renamed_notes(found: Found, components: Iterable[Component]) -> list[Note]:
     """
     if found.step is None:
         return []
-    said = [each.step for each in components]
-    with contextlib.suppress(CkptError):  # weights are what is wanted
-        path = found.path / TRAINER_STATE
-        content = parse_json(read_small(path, MAX_TRAINER_STATE)) if is_file(path) else None
-        said.append(_natural(content.get("global_step")) if isinstance(content, dict) else None)
+    said = [*(each.step for each in components), trainer_step(found.path)]
     others = sorted({number for number in said if number is not None and number != found.step})
     return [step_note(found, few(list(map(str, others))))] if others else []
+
+
+def trainer_step(folder: Path) -> int | None:
+    """The step that trainer_state.json right in a folder records; None if there is none that can be read."""
+    with contextlib.suppress(CkptError):  # weights are what is wanted
+        path = folder / TRAINER_STATE
+        content = parse_json(read_small(path, MAX_TRAINER_STATE)) if is_file(path) else None
+        return _natural(content.get("global_step")) if isinstance(content, dict) else None
+    return None
 
 
 def step_note(found: Found, said: object) -> Note:

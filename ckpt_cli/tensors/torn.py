@@ -31,7 +31,7 @@ MOST_READ = 64 << 20
 
 MOST_HOLES = 10_000
 NORM = re.compile(r"(^|[._])(\w*norm\w*|ln(_?\w+)?)([.][0-9]+)?[.]weight$", re.ASCII | re.IGNORECASE)
-"""The scales of norms. Some classes begin with zeros there, but no sparse copy has a hole for so few, unless all around it are zeros too."""
+"""The scales of norms. Some classes begin with zeros there, but a sparse copy has no hole for so few, unless all around are zeros too."""
 
 VOCABULARY = re.compile(r"embed|\bwt?[tp]e\b|lm_head|vocab|position", re.ASCII)
 """Matrices whose last rows may be zero because nothing was ever looked up there: padding."""
@@ -100,7 +100,7 @@ def is_vocabulary(name: str) -> bool:
 
 
 def holes_of(source: FileSource) -> list[tuple[int, int]]:
-    """Where a file was never written, in bytes (begin, end), as far as holes have a size that matters; empty if the system does not tell."""
+    """Where a file was never written, in bytes (begin, end), in holes of a size that matters; empty if the system does not tell."""
     if not (source.is_local and hasattr(os, "SEEK_HOLE")):
         return []
     found, position = list[tuple[int, int]](), 0

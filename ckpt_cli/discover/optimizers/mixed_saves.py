@@ -108,7 +108,8 @@ def _is_older(scheduler: Mapping[str, Any], stands: int, state: Mapping[str, Any
     later = [(step, same) for step, same in logged if stands + 1 < step <= total]
     if stands < total and own and later and not any(same for _, same in later):
         return True
-    return False if later and max(later)[1] and not own else None
+    # A rate that stays says nothing; one that has changed since and is the last is that of this step, also where a schedule began anew.
+    return False if later and max(later)[1] and not (own and all(same for _, same in later)) else None
 
 
 # -- what files say --------------------------------------------------------------------------------------------------

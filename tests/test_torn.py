@@ -16,6 +16,7 @@ from ckpt_cli.errors import CkptError, CorruptFile, NotFound, Unreadable
 from ckpt_cli.hub.text_assets import unmarked
 
 ROWS = 600
+SIGNS = ("zero-tail", "sparse-file", "unwritten-weights")
 
 
 def model(folder: Path, **more: torch.Tensor) -> Path:
@@ -39,13 +40,16 @@ def tear(path: Path, share: float, *, hole: bool = False) -> None:
 
 
 def warnings(result: object) -> list[str]:
-    return [note.code for note in result.notes if note.level == "warning" and note.code in ("zero-tail", "sparse-file")]  # type: ignore[attr-defined]
+    return [note.code for note in result.notes if note.level == "warning" and note.code in SIGNS]  # type: ignore[attr-defined]
 
 
 class TestATornFile:
-    @pytest.mark.parametrize(("share", "hole"), [(0.1, False), (0.5, False), (0.95, False), (0.1, True), (0.5, True)])
-    def test_is_named_by_merge_and_verify(self, share: float, hole: bool, tmp_path: Path) -> None:
-        code = "sparse-file" if hole else "zero-tail"
+    @pytest.mark.parametrize(
+        ("share", "code"),
+        [(0.1, "zero-tail"), (0.5, "zero-tail"), (0.95, "zero-tail"), (0.7, "sparse-file"), (0.1, "unwritten-weights")],
+    )
+    def test_is_named_by_merge_and_verify(self, share: float, code: str, tmp_path: Path) -> None:
+        hole = code != "zero-tail"
         source = model(tmp_path / "model")
         tear(source / "model.safetensors", share, hole=hole)
         merged = ckpt_cli.merge(source, tmp_path / "out").outputs[0]
@@ -56,7 +60,21 @@ class TestATornFile:
             ckpt_cli.merge(source, tmp_path / "strict", strict=True)
         found = {item.code: item.severity for item in ckpt_cli.verify(source, full=True).findings}
         assert found["zero-tail"] == "warning"
-        assert ("sparse-file" in {item.code for item in ckpt_cli.verify(source).findings}) == hole
+        headers = {item.code: item.severity for item in ckpt_cli.verify(source).findings if item.code in SIGNS}
+        assert headers == ({code: "warning" if code == "sparse-file" else "error"} if hole else {})
+
+    def test_that_was_never_written_where_a_norm_should_be(self, tmp_path: Path) -> None:
+        """The smaller part of a model, whose other weights are whole: zeros that were trained would end at the norm."""
+        source = model(
+            tmp_path / "model", **{"layers.2.input_layernorm.weight": torch.ones(500), "layers.3.o.weight": torch.randn(300, 1000)}
+        )
+        tear(source / "model.safetensors", 0.7, hole=True)
+        (found,) = [item for item in ckpt_cli.verify(source).findings if item.code in SIGNS]
+        assert (found.code, found.severity) == ("sparse-file", "warning")
+        tear(source / "model.safetensors", 0.55, hole=True)
+        (found,) = [item for item in ckpt_cli.verify(source).findings if item.code in SIGNS]
+        assert (found.code, found.severity) == ("unwritten-weights", "error")
+        assert "layers.2.input_layernorm.weight" in found.message
 
     def test_is_named_by_average(self, tmp_path: Path) -> None:
         first, second = model(tmp_path / "a"), model(tmp_path / "b")
@@ -98,6 +116,23 @@ class TestZerosThatSayNothing:
         assert "zero-tail" not in found
         assert ("zero-rows" in found) == bool(zeros)
         assert [code for code, severity in found.items() if severity == "warning"] == ["lacks-config"]
+
+    @pytest.mark.parametrize("name", ["layers.1.o_proj.weight", "z.lora_B.weight", "z.embed_tokens.weight"])
+    def test_holes_of_a_sparse_copy(self, name: str, tmp_path: Path) -> None:
+        """``cp --sparse=always`` of layers that were added as zeros, of adapters before their first step, and of padding."""
+        rows = 600 if "o_proj" in name else 3000
+        source = model(tmp_path / "model", **{name: torch.zeros(rows, 1000)})
+        path = source / "model.safetensors"
+        content = path.read_bytes()
+        path.unlink()
+        with path.open("wb") as file:
+            for start in range(0, len(content), 4096):
+                block = content[start : start + 4096]
+                file.seek(start)
+                file.write(block if any(block) else b"")
+            file.truncate(len(content))
+        assert path.read_bytes() == content
+        assert "unwritten-weights" not in {item.code for item in ckpt_cli.verify(source).findings}
 
     def test_small_holes(self, tmp_path: Path) -> None:
         """``cp`` leaves out blocks of zeros that were trained."""

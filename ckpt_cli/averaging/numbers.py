@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ckpt_cli.averaging.coefficients import ORDERED
 from ckpt_cli.averaging.options import AverageOptions, Method
+from ckpt_cli.averaging.recorded_order import recorded_order
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.discover.found import Found, ages
 from ckpt_cli.discover.newest import told_counters
@@ -17,8 +18,8 @@ from ckpt_cli.tensors.component import Note
 def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions) -> None:
     """Raise UsageError where a method needs an order that is not there, or distances that numbers do not tell.
 
-    Where numbers count different things, as epochs and steps, only those of one kind are compared: paths give the order then, and
-    numbers that were asked for do not.
+    Where numbers count different things, as epochs and steps, only those of one kind are compared: paths give the order then, unless
+    something else is recorded, and numbers that were asked for do not.
     """
     counted = snapshots.by_counter
     if method in ORDERED and len(counted) > 1 and options.steps:
@@ -27,6 +28,8 @@ def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions)
     is_known = sum(map(len, counted.values())) == len(snapshots.opened)
     for same in counted.values() if method in ORDERED and is_known else ():
         _check_order(same, method, counted_anew=snapshots.counted_anew)
+    if method in ORDERED and not (is_known and len(counted) == 1):
+        _check_recorded(snapshots, method)
     if method != "posthoc-ema" and (method != "ema" or options.half_life is None):
         return
     hint = "pass --decay in place of --half-life" if method == "ema" else None
@@ -40,10 +43,19 @@ def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions)
 def _check_order(found: Sequence[Found], method: Method, *, counted_anew: bool) -> None:
     order = list(map(ages(found), found))
     if any(a >= b for a, b in itertools.pairwise(order)):
-        listed = ", ".join(each.path.name if counted_anew else str(each.step) for each in found)
-        raise UsageError(
-            f"the method {method} needs checkpoints ordered from old to new, but these are steps {listed}", hint="pass them in order"
-        )
+        raise _disordered(method, [each.path.name if counted_anew else str(each.step) for each in found])
+
+
+def _check_recorded(snapshots: Snapshots, method: Method) -> None:
+    """The same by what is recorded of them, where names do not say it. Two of the same step may be of two trainings."""
+    order = recorded_order([opened.found.path for opened in snapshots.opened])
+    if order is not None and any(a > b for a, b in itertools.pairwise(order.ages)):
+        raise _disordered(method, order.names, f", by {order.by}")
+
+
+def _disordered(method: Method, steps: Sequence[str], source: str = "") -> UsageError:
+    text = f"the method {method} needs checkpoints ordered from old to new, but these are steps {', '.join(steps)}{source}"
+    return UsageError(text, hint="pass them in order")
 
 
 def unit_notes(snapshots: Snapshots, method: Method, options: AverageOptions) -> list[Note]:

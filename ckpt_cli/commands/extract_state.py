@@ -25,6 +25,7 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
 from ckpt_cli.discover.open import bare_notes, listed_component, newer_infos, step_info
+from ckpt_cli.discover.optimizers.mixed_saves import mixed_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.steps import newest_notes
 from ckpt_cli.errors import CkptError, Inconsistent, NotFetched, NotFound, Unreadable, Unsupported, UsageError, within_memory
@@ -48,7 +49,7 @@ from ckpt_cli.results.written import ExtractResult, FileInfo, OptimizerInfo
 from ckpt_cli.state.agreement.learning_rates import rate_notes
 from ckpt_cli.state.folder import OPTIMIZER, OPTIMIZER_WEIGHTS, json_bytes, state_files, state_sources
 from ckpt_cli.state.optimizer import optimizer_notes, read_optimizer
-from ckpt_cli.state.optimizer_tensors import Optimizer
+from ckpt_cli.state.optimizer_tensors import Optimizer, steps_of
 from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
 from ckpt_cli.state.training_state import TrainingState, read_state
 from ckpt_cli.tensors.component import Note
@@ -112,7 +113,7 @@ def extract_state(
             side[OPTIMIZER] = json_bytes(optimizer.content)
             whole = plan.make_plan(optimizer.tensors, weights_name=OPTIMIZER_WEIGHTS)
         watched = state_sources(state, files)
-        notes = [*notes, *_told(state, optimizer, whole, files), *unversioned_notes([*watched, *whole.sources])]
+        notes = [*notes, *_told(found, place, state, optimizer, whole, files), *unversioned_notes([*watched, *whole.sources])]
         if chosen.strict:
             refuse_warnings(notes)
         for note in () if chosen.dry_run else (note for note in notes if note.code == AMONG):
@@ -163,11 +164,13 @@ def _optimizer(found: Found, place: Place, files: Files, options: ExtractOptions
         raise
 
 
-def _told(state: TrainingState, optimizer: Optimizer | None, whole: plan.Plan, files: Files) -> list[Note]:
+def _told(found: Found, place: Place, state: TrainingState, optimizer: Optimizer | None, whole: plan.Plan, files: Files) -> list[Note]:
     """What is said of the state and of the optimizer, whose files are from one save if they are from the same step."""
     if optimizer is None:
         return state.notes
     told = [*optimizer.notes, *rate_notes(state.training.get("lr"), optimizer.content["param_groups"])]
+    if not any(note.code == "step-differs" for note in (*state.notes, *told)):
+        told += mixed_notes(found, place, files, lambda: steps_of(optimizer))
     apart = age_notes([*whole.sources, *map(files.source, state.of_ranks)])
     if not apart or any(note.code == APART for note in optimizer.notes):
         return [*state.notes, *told]

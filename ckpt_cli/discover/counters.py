@@ -43,7 +43,7 @@ MAX_TRAINER_STATE = 16 << 20
 def counter_of(values: Mapping[str, Any]) -> int | None:
     """The step that the state of a rank counts: of its own, or that of its scheduler. None if it says none."""
     for name in STEPS:
-        if (number := _natural(values.get(name))) is not None:
+        if (number := natural(values.get(name))) is not None:
             return number
     return next((found for name in SCHEDULERS if (found := scheduler_step(values.get(name))) is not None), None)
 
@@ -53,7 +53,7 @@ def scheduler_step(scheduler: Any) -> int | None:
     if isinstance(scheduler, list):
         steps = {scheduler_step(each) for each in scheduler}
         return steps.pop() if len(steps) == 1 else None
-    return _natural(scheduler.get("last_epoch")) if isinstance(scheduler, dict) else None
+    return natural(scheduler.get("last_epoch")) if isinstance(scheduler, dict) else None
 
 
 def disagreement(counters: Mapping[int, int], world: int) -> str | None:
@@ -95,7 +95,7 @@ def nodes_disagree(homes: Sequence[Path]) -> str | None:
     steps: dict[int, Path] = {}
     for path in dict.fromkeys(home / TRAINER_STATE for home in homes):
         content = parse_json(read_small(path)) if is_file(path) else None
-        number = _natural(content.get("global_step")) if isinstance(content, dict) else None
+        number = natural(content.get("global_step")) if isinstance(content, dict) else None
         if number is not None:
             steps.setdefault(number, path)
     if len(steps) < 2:
@@ -107,17 +107,35 @@ def nodes_disagree(homes: Sequence[Path]) -> str | None:
 def renamed_notes(found: Found, components: Iterable[Component]) -> list[Note]:
     """A warning if what lies in a step folder records another step than its name.
 
-    That is trainer_state.json right in it, or what a format reads beside the weights (`Component.step`).
+    That is trainer_state.json right in it, or what a format reads beside the weights (`Component.step`). Without a number in the name,
+    these two are compared.
     """
-    if found.step is None:
-        return []
-    said = [each.step for each in components]
+    beside, counted = [each.step for each in components], trainer_step(found.path)
+    others = sorted({number for number in (*beside, counted) if number is not None and number != found.step})
+    if found.step is not None:
+        return [step_note(found, few(list(map(str, others))))] if others else []
+    return two_steps_notes(counted, others)
+
+
+def two_steps_notes(counted: int | None, others: Iterable[int]) -> list[Note]:
+    """A warning if trainer_state.json, which says ``counted``, is of another step than what ``others`` beside it say."""
+    differing = [str(number) for number in others if counted is not None and number != counted]
+    text = f"{TRAINER_STATE} is of step {counted}, but the files of the weights of {few(differing)}: files of two saves are mixed"
+    return [Note("warning", "step-differs", text)] if differing else []
+
+
+def trainer_step(folder: Path) -> int | None:
+    """The step that trainer_state.json right in a folder records; None if there is none that can be read."""
+    return natural(trainer_state(folder).get("global_step"))
+
+
+def trainer_state(folder: Path) -> Mapping[str, Any]:
+    """The content of trainer_state.json right in a folder; nothing if there is none that can be read."""
     with contextlib.suppress(CkptError):  # weights are what is wanted
-        path = found.path / TRAINER_STATE
+        path = folder / TRAINER_STATE
         content = parse_json(read_small(path, MAX_TRAINER_STATE)) if is_file(path) else None
-        said.append(_natural(content.get("global_step")) if isinstance(content, dict) else None)
-    others = sorted({number for number in said if number is not None and number != found.step})
-    return [step_note(found, few(list(map(str, others))))] if others else []
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def step_note(found: Found, said: object) -> Note:
@@ -169,7 +187,8 @@ def _read(file: StateFile, files: Files) -> int | None:
     return counter_of({str(key): value for key, value in values.items()}) if isinstance(values, dict) else None
 
 
-def _natural(value: Any) -> int | None:
+def natural(value: Any) -> int | None:
+    """A number that counts something, also one in a tensor; None for all else."""
     if isinstance(value, TensorValue) and value.shape == () and value.dtype.kind == "int":
         value = value.numbers()[0]
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from ckpt_cli.discover.beside.folders import files_with_weights, held_below
 from ckpt_cli.discover.found import Found
 from ckpt_cli.errors import CkptError, NotFound, Undecidable
-from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.folders import Folders, files_in
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.registry import recognise
 from ckpt_cli.names import few
@@ -87,6 +88,15 @@ def cached_model(path: Path) -> str | None:
     """The name of the repository that a snapshot is of, "org--name"; None for folders outside of the cache."""
     repository = path.parent.parent.name
     return repository.removeprefix("models--") if path.parent.name == SNAPSHOTS and REPOSITORY.fullmatch(repository) else None
+
+
+def revisions_of(repository: Path) -> dict[str, str]:
+    """The branches and tags of a repository in the cache, by name, and the commit that each was at when it was downloaded."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(CkptError):
+        for ref in files_in(repository / "refs"):
+            found[ref.name] = read_small(ref, 1 << 10).decode("ascii", "replace").strip()
+    return found
 
 
 def snapshot_notes(found: Found) -> list[Note]:

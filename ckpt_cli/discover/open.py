@@ -45,6 +45,7 @@ from ckpt_cli.discover.hub_cache import snapshot_notes
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
+from ckpt_cli.discover.optimizers.mixed_saves import mixed_notes
 from ckpt_cli.discover.optimizers.train_mode import train_mode_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.recorded.notes import recorded_notes
@@ -158,7 +159,8 @@ def open_checkpoint(
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += [*also_notes(target, [(found, [one.name for one in components])]), *several_notes(target, found, type)]
-        notes += [*renamed_notes(found, [opened.component for opened in components]), *lost_part_notes(found)]
+        renamed = renamed_notes(found, [opened.component for opened in components])
+        notes += [*(renamed or mixed_notes(found, components[0].place, files)), *lost_part_notes(found)]
         if step is None and target.run is not None:
             notes += [*newest_notes(target, found, is_whole), *inner_run_notes(target, found, files)]
         else:

@@ -98,14 +98,14 @@ def _beta(group: Mapping[Any, Any]) -> float | None:
 def train_mode_in(file: TorchFile) -> TrainMode | None:
     """Whether a file of `torch.save` has a schedule-free optimizer in train mode, by its groups and the names of slots."""
     found = []
-    for entries in _optimizers(file.root):
+    for entries in states_of_optimizers(file.root):
         groups, state = entries["param_groups"], as_dict(entries.get("state")) or {}
         if isinstance(groups, list) and any(POINT in (as_dict(slots) or {}) for slots in state.values()):
             found += [options for group in groups if (options := as_dict(group)) is not None]
     return TrainMode.of(found)
 
 
-def _optimizers(root: Any) -> Iterator[Mapping[Any, Any]]:
+def states_of_optimizers(root: Any) -> Iterator[Mapping[Any, Any]]:
     """The states of optimizers with groups: a file's own, or one or several below a key."""
     above = as_dict(root) or {}
     held = [above, *(node for key, node in above.items() if isinstance(key, str) and OPTIMIZER.fullmatch(key))]

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpt_cli.discover.optimizers.mixed_saves import MOST_PARAMETERS, most_steps
 from ckpt_cli.errors import CorruptFile, Inconsistent, Unsupported
 from ckpt_cli.formats.optimizer_state import Held, NamedState, is_inside
 from ckpt_cli.names import few, plural, stripped_names
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import unequal_copies
 from ckpt_cli.tensors.plain_values import MAX_IN_JSON, TensorValue, Unrepresented, unrepresented
+from ckpt_cli.tensors.reading import element_bytes
 from ckpt_cli.tensors.tensor import Tensor
 
 
@@ -76,6 +78,14 @@ def other_notes(others: Sequence[str]) -> list[Note]:
         return []
     names = few(list(dict.fromkeys(others)))
     return [Note("warning", "unread-states", f"{names}: what the optimizer keeps beside the states of parameters is not written")]
+
+
+def steps_of(optimizer: Optimizer) -> int | None:
+    """How many steps an optimizer has taken, by its parameters or its groups; None if it does not count them."""
+    counted = [tensor for name, tensor in optimizer.tensors.items() if name.endswith(".step") and tensor.numel == 1]
+    counts = [TensorValue(tensor.dtype, (), bytes(element_bytes(tensor))) for tensor in counted[:MOST_PARAMETERS]]
+    held = [*optimizer.content["state"].values(), *optimizer.content["param_groups"]]
+    return most_steps([*counts, *(slots.get("step") for slots in held)])
 
 
 def _lost_notes(state: Mapping[str, Any]) -> list[Note]:

@@ -7,8 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckpt_cli.discover.counters import SCHEDULERS, STEPS, counter_of, disagreement, foreign_step, nodes_disagree, scheduler_step, step_note
+from ckpt_cli.discover.counters import (
+    SCHEDULERS,
+    STEPS,
+    counter_of,
+    disagreement,
+    foreign_step,
+    natural,
+    nodes_disagree,
+    scheduler_step,
+    step_note,
+    trainer_step,
+    two_steps_notes,
+)
 from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.optimizers.mixed_saves import mixed_notes
 from ckpt_cli.discover.state_files import StateFile, find_state_files, unknown_notes
 from ckpt_cli.errors import CorruptFile, reading
 from ckpt_cli.files.folders import is_folder
@@ -140,8 +153,8 @@ def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = Fa
     # Another model's scheduler may count in another way than the first, which the other folders are asked for.
     stands = scheduler_step(state.scheduler) if not place.match.number else None
     foreign = foreign_step(found, place, stands, files) if stands is not None else None
-    if foreign is not None and not any(note.code == "step-differs" for note in state.notes):
-        state.notes.append(Note("warning", "step-differs", foreign))
+    if not any(note.code == "step-differs" for note in state.notes):
+        state.notes += mixed_notes(found, place, files) or ([Note("warning", "step-differs", foreign)] if foreign is not None else [])
     return state
 
 
@@ -350,6 +363,8 @@ def _describe(found: Found, state: TrainingState) -> None:
     step = found.step if found.step is not None and counts_other(found.path) is None else said
     if said is not None and found.step is not None and said != found.step:
         state.notes.append(step_note(found, said))
+    if found.step is None and (saved := natural(state.extra.get("global_steps"))) is not None:
+        state.notes += two_steps_notes(trainer_step(found.path), [saved])
     rates = state.scheduler.get("_last_lr") if isinstance(state.scheduler, dict) else None
     counters = {name: number for name, value in state.extra.items() if (number := _as_number(value)) is not None}
     state.training = {"step": step, "epoch": _number(places, EPOCHS), "lr": rates, "counters": counters, **state.training}

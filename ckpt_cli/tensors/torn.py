@@ -6,6 +6,7 @@ was trained or a padded vocabulary; what is said is therefore a warning, and onl
 
 from __future__ import annotations
 
+import bisect
 import os
 import re
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from pathlib import Path
 from ckpt_cli.boxes import Shape
 from ckpt_cli.dtypes import Dtype
 from ckpt_cli.files.source import FileSource
+from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
@@ -28,29 +30,39 @@ MOST_READ = 64 << 20
 """Bytes that are read from the end of a file on, looking for the first that is not zero."""
 
 MOST_HOLES = 10_000
+NORM = re.compile(r"(^|[._])(\w*norm\w*|ln(_?\w+)?)([.][0-9]+)?[.]weight$", re.ASCII | re.IGNORECASE)
+"""The scales of norms. Some classes begin with zeros there, but a sparse copy has no hole for so few, unless all around are zeros too."""
+
 VOCABULARY = re.compile(r"embed|\bwt?[tp]e\b|lm_head|vocab|position", re.ASCII)
 """Matrices whose last rows may be zero because nothing was ever looked up there: padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """The signs of an interrupted copy: ``size``, ``holes`` and ``zeros`` are bytes; ``tensor`` is where the zeros at its end begin."""
+    """The signs of an interrupted copy: ``size``, ``holes`` and ``zeros`` are bytes; ``tensor`` is where the zeros at its end begin.
+
+    ``unwritten`` is a tensor all of which lies in holes, and which no trained model has as zeros.
+    """
 
     path: str
     size: int
     holes: int = 0
     zeros: int = 0
     tensor: str | None = None
+    unwritten: str | None = None
 
     @property
     def code(self) -> str:
+        if self.unwritten is not None:
+            return "unwritten-weights"
         return "sparse-file" if self.holes else "zero-tail"
 
     @property
     def text(self) -> str:
         """The message, without the name of the file."""
         if self.holes:
-            return f"{self.holes} of {self.size} bytes were never written, as after an interrupted download or copy"
+            whole = f", and of {printable(self.unwritten)} none" if self.unwritten is not None else ""
+            return f"{self.holes} of {self.size} bytes were never written{whole}, as after an interrupted download or copy"
         return f"the last {self.zeros} of {self.size} bytes are zeros, from {self.tensor} on, as after an interrupted copy"
 
 
@@ -68,9 +80,10 @@ def torn_files(tensors: Iterable[Tensor], *, ends: bool = True) -> list[Torn]:
                 held.setdefault(piece.source.path, (piece.source, []))[1].append((piece, tensor))
     found = []
     for path, (source, pieces) in held.items():
-        holes = bytes_of_holes(source)
+        holes = holes_of(source)
         if holes:
-            found.append(Torn(path, source.size, holes=holes))
+            lost = sum(end - begin for begin, end in holes)
+            found.append(Torn(path, source.size, holes=lost, unwritten=_unwritten(pieces, holes, most=lost > source.size // 2)))
         elif ends and (zeros := _zeros_at_the_end(source, pieces)) is not None:
             found.append(zeros)
     return found
@@ -86,11 +99,11 @@ def is_vocabulary(name: str) -> bool:
     return VOCABULARY.search(name) is not None
 
 
-def bytes_of_holes(source: FileSource) -> int:
-    """Bytes of a file that were never written, in holes of a size that matters; 0 where the system does not tell."""
+def holes_of(source: FileSource) -> list[tuple[int, int]]:
+    """Where a file was never written, in bytes (begin, end), in holes of a size that matters; empty if the system does not tell."""
     if not (source.is_local and hasattr(os, "SEEK_HOLE")):
-        return 0
-    total = position = 0
+        return []
+    found, position = list[tuple[int, int]](), 0
     with source.descriptor() as fd:
         try:
             for _ in range(MOST_HOLES):
@@ -102,12 +115,28 @@ def bytes_of_holes(source: FileSource) -> int:
                 except OSError:  # ENXIO: there are no more data
                     position = source.size
                 if position - start >= LEAST_HOLE:
-                    total += position - start
+                    found.append((start, position))
                 if position >= source.size:
                     break
         except OSError:
-            return total
-    return total
+            return found
+    return found
+
+
+def _unwritten(pieces: Iterable[tuple[Piece, Tensor]], holes: list[tuple[int, int]], *, most: bool) -> str | None:
+    """A tensor that lies in one hole and that no trained model has as zeros: the scale of a norm, or any matrix where ``most`` is holes.
+
+    Zeros that were trained and that ``cp --sparse`` left out, such as biases or the last layer of a block that was added, end at the next
+    norm, and are the smaller part of a model.
+    """
+    begins = [begin for begin, _ in holes]
+    for piece, tensor in pieces:
+        begin, end = piece.span(tensor.dtype.itemsize)
+        number = bisect.bisect_right(begins, begin) - 1
+        is_inside = number >= 0 and end <= holes[number][1] and piece.box.numel == tensor.numel
+        if is_inside and (NORM.search(tensor.name) or (most and not may_end_in_zeros(tensor.name, tensor.shape, tensor.dtype))):
+            return tensor.name
+    return None
 
 
 def _zeros_at_the_end(source: FileSource, pieces: list[tuple[Piece, Tensor]]) -> Torn | None:

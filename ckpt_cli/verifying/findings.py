@@ -115,11 +115,9 @@ KINDS: dict[str, Kind] = {
     "empty-weights": Kind(
         "error", "headers", "weights without elements, as DeepSpeed ZeRO stage 3 leaves them", "save again with gathered weights"
     ),
-    "sparse-file": Kind(
-        "warning",
-        "headers",
-        "parts of a weights file were never written: an interrupted copy",
-        COMPARE,
+    "sparse-file": Kind("warning", "headers", "parts of a weights file were never written: an interrupted copy", COMPARE),
+    "unwritten-weights": Kind(
+        "error", "headers", "tensors that are not zeros in a trained model were never written: an interrupted copy", "copy the file again"
     ),
     "index-total": Kind("warning", "headers", "the total size in the index (bytes) is not that of the tensors"),
     "mixed-exports": Kind(

@@ -1,0 +1,83 @@
+"""The order of checkpoints whose names do not say it, for methods in which new ones count for more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckpt_cli
+from ckpt_cli.errors import UsageError
+
+ORDERED = ("linear", "ema", "wsm")
+NAMES = ("sft-ep1", "sft-ep10", "sft-ep2")
+
+
+def model(folder: Path, step: int | None = None, losses: Sequence[float] = ()) -> Path:
+    folder.mkdir(parents=True)
+    save_file({"w": torch.full((4,), float(step or 0))}, folder / "model.safetensors", metadata={"format": "pt"})
+    if step is not None:
+        history = [{"step": 10 * number, "loss": loss} for number, loss in enumerate(losses)]
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": history}))
+    return folder
+
+
+def averaged(paths: Sequence[Path], method: str = "ema") -> None:
+    ckpt_cli.average(paths, paths[0].parent / "out", method=method, dry_run=True, **({"decay": 0.5} if method == "ema" else {}))
+
+
+def refused(paths: Sequence[Path], method: str = "ema") -> str:
+    with pytest.raises(UsageError) as caught:
+        averaged(paths, method)
+    assert caught.value.hint == "pass them in order"
+    return caught.value.message
+
+
+class TestATrainerState:
+    @pytest.mark.parametrize("method", ORDERED)
+    def test_says_the_order(self, tmp_path: Path, method: str) -> None:
+        paths = [model(tmp_path / name, step) for name, step in zip(NAMES, (100, 1000, 200), strict=True)]
+        assert refused(paths, method).endswith("but these are steps 100, 1000, 200, by trainer_state.json")
+        averaged([paths[0], paths[2], paths[1]], method)
+        averaged(paths, "uniform")
+
+    def test_of_another_training_does_not(self, tmp_path: Path) -> None:
+        """The second stage of a training counts from the start."""
+        averaged([model(tmp_path / "sft", 1000, [5.0, 4.0]), model(tmp_path / "dpo", 200, [0.7, 0.6])])
+        assert "1000, 200" in refused([model(tmp_path / "b", 1000, [5.0, 4.0]), model(tmp_path / "a", 200, [5.0])])
+
+    def test_that_some_lack_or_that_is_the_same_does_not(self, tmp_path: Path) -> None:
+        averaged([model(tmp_path / "a", 200), model(tmp_path / "b")])
+        averaged([model(tmp_path / "seed1", 200), model(tmp_path / "seed2", 200)])
+
+    def test_says_it_between_epochs_and_steps(self, tmp_path: Path) -> None:
+        paths = [model(tmp_path / "epoch_2", 2000), model(tmp_path / "step_1500", 1500)]
+        assert "2000, 1500" in refused(paths)
+        averaged(paths[::-1])
+
+
+def test_revisions_of_the_hub_cache_say_the_order(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    commits = {"stage1-step1000-tokens5B": "b", "stage1-step20000-tokens100B": "a", "stage2-step3000-tokens1B": "c", "main": "c"}
+    for name, letter in commits.items():
+        (repository / "refs" / name).write_text(letter * 40)
+    first, second, third = (model(repository / "snapshots" / (letter * 40)) for letter in "bac")
+    assert "stage1-step20000-tokens100B, stage1-step1000-tokens5B, stage2-step3000-tokens1B" in refused([second, first, third])
+    averaged([first, second, third])
+    (repository / "refs" / "stage1-step1000-tokens5B").unlink()
+    averaged([second, first, third])
+
+
+def test_outputs_of_one_run_are_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    for step in (100, 200):
+        model(tmp_path / "run" / f"checkpoint-{step}", step)
+    new, old = (
+        Path(ckpt_cli.merge(tmp_path / "run", tmp_path / name, step=step).outputs[0].output) for name, step in (("a", 200), ("b", 100))
+    )
+    assert "200, 100, by ckpt-manifest.json" in refused([new, old])
+    averaged([old, new])

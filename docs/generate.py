@@ -241,6 +241,11 @@ FAMILIES = (
         "ckpt merge RUN --type ema --base BASE --match-base",
         "`--match-base` gives the output the names, shapes and dtypes of the base, and all of its other files.",
     ),
+    Family(
+        ("mmengine", "mmengine with DeepSpeed"),
+        "ckpt merge RUN --base BASE",
+        "A step is a file, or with DeepSpeed (XTuner 0.1) a folder of that name. What `last_checkpoint` names is compared.",
+    ),
     Family(("ColossalAI", "Open-Sora", "litgpt", "torchtune", "torch.save"), "ckpt merge RUN --base BASE", BASE),
     Family(
         ("Hugging Face", "loops with save_pretrained", "Hugging Face Hub cache"),

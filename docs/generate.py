@@ -313,6 +313,10 @@ def _trees(rows: Sequence[Trainer], below: str) -> Iterator[str]:
 
 def _tree(row: Trainer, below: str) -> Iterator[str]:
     """A folder of a trainer, from the top down; its step is 100."""
+    if row.formats == ("torch-file",) and row.steps and Path(row.steps[0]).suffix:
+        # Each step is a file.
+        yield from ("RUN/", *(f"  {name}" for name in row.in_run), f"  {_named(row.steps[0], 100)}")
+        return
     role, below = row.role.split("|")[0] or ROLES.get(row.name, ""), "" if row.weights else below
     outer = ["RUN", *row.runs[:1], *(_named(step, 100) for step in row.steps[:1]), *filter(None, (role, below))]
     tracker = next((name for name in row.trackers if "." in name or name == "latest"), None)

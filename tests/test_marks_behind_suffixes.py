@@ -37,7 +37,7 @@ def test_files_beside_the_model_are_told(tmp_path: Path) -> None:
     assert info.startswith("model.pt.ep10: the same weights as model")
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt.ep2", "model.pt.bak", "model.pt.1", "model.pt.tmp", "notes.txt.ep2"])
+@pytest.mark.parametrize("name", ["optimizer.pt.ep2", "model.pt.bak", "model.pt.1", "model.pt.12", "model.pt.tmp", "notes.txt.ep2"])
 def test_other_files_are_no_model(name: str, tmp_path: Path) -> None:
     path = saved(tmp_path / name, 1)
     assert unmarked("model.pt.1") == "model.pt.1"

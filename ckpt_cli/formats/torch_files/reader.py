@@ -62,12 +62,12 @@ MAX_NAMED = 64
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt", ".pth.tar")
 
 MARKED = re.compile(
-    r"(?P<name>.+\.(bin|pt|pth|th|ckpt))\.((ep|epoch|step|iter)[-_]?[0-9]+(\.[0-9]+)?|[0-9]{2,}|(avg|best)[-_]?[0-9]*|average|last|latest|final)",
+    r"(?P<name>.+\.(bin|pt|pth|th|ckpt))\.((ep|epoch|step|iter)[-_]?[0-9]+(\.[0-9]+)?|[0-9]{3,}|(avg|best)[-_]?[0-9]*|average|last|latest|final)",
     re.ASCII | re.IGNORECASE,
 )
 """Names with what tells saves apart behind the suffix: an epoch, a word (FunASR: ``model.pt.ep2``, ``model.pt.best``, ``model.pt.avg10``).
 
-One digit alone is none: so programs that download call what they got a second time.
+A small number alone is none: so programs that download call what they got a second time.
 """
 
 

@@ -48,7 +48,7 @@ def test_is_passed_on(config: dict[str, Any], naming: dict[str, bytes], files: d
     made = merge(step, tmp_path / "out", base=base)
     assert {name: (tmp_path / "out" / name).read_bytes() for name in files} == files
     assert set(files) <= set(made.outputs[0].assets)
-    assert {"lacks-asset", "unknown-files", "put-aside", "partial-tokenizer"}.isdisjoint(told(made)), told(made)
+    assert {"lacks-asset", "unknown-files", "put-aside", "partial-tokenizer", "assets-beside"}.isdisjoint(told(made)), told(made)
     checked = ckpt_cli.verify(tmp_path / "out", full=True)
     assert not {item.file for item in checked.findings} & {*files, *naming}
     (tmp_path / "out" / next(iter(files))).write_bytes(b'{"other": 1}')
@@ -107,6 +107,14 @@ def test_averages_have_them_and_another_program_may_lose_them(tmp_path: Path) ->
     save_file({"a.weight": torch.full((2, 3), 2.0)}, other / "model.safetensors")
     found = {item.file for item in ckpt_cli.verify(other, against=tmp_path / "run/checkpoint-2").findings if item.code == "other-side-file"}
     assert set(OF_LM) <= found
+
+
+def test_a_language_model_is_no_part_with_weights(tmp_path: Path) -> None:
+    """It is added to the last step of a run, whose others lost nothing."""
+    for number in (1, 2):
+        step = model(tmp_path / f"run/checkpoint-{number}", CTC)
+        filled(step, {**READ[0][1], "preprocessor_config.json": PLAIN, **({**OF_LM, **READ[0][1]} if number == 2 else {})})
+    assert "fewer-components" not in told(merge(tmp_path / "run", tmp_path / "out", step=1))
 
 
 def test_a_font_goes_with_the_processor_that_names_it(tmp_path: Path) -> None:

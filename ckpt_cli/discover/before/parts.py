@@ -14,6 +14,7 @@ from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.hub.assets import HUB_FOLDER
+from ckpt_cli.hub.loaded_with.read_by_processor import folders_read
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
@@ -64,7 +65,9 @@ def unnumbered_name(name: str) -> str:
 
 def _parts_in(step: Path, there: Folders) -> list[Path]:
     """The folders of a step that hold weights, in themselves or below."""
-    return [path for path in there.folders(step, is_searched) if _may_be_part(path.name) and _holds_weights(path, there)]
+    held = [path for path in there.folders(step, is_searched) if _may_be_part(path.name) and _holds_weights(path, there)]
+    of_processors = folders_read(step) if held else ()  # an n-gram model is called like weights
+    return [path for path in held if path.name not in of_processors]
 
 
 def _holds_weights(folder: Path, there: Folders) -> bool:

@@ -196,10 +196,11 @@ def _beside_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Se
     there = Folders()
     used = {home for inner in homes for home in inner}
     own = {home_of(name, path) for name, path in assets.files.items()} & {*used, *(home / HUB_FOLDER for home in used), *doubtful}
+    whole = {path.parent for name, path in assets.files.items() if "/" in name}  # what is read there, under the name of the folder
     notes = []
     for home, *_ in homes:
         for folder, kinds in _inner(home, found, there).items():
-            lacking = [kind for kind in kinds if not _has(kind, assets, own)] if folder not in used else []
+            lacking = [kind for kind in kinds if not _has(kind, assets, own)] if folder not in used | whole else []
             if lacking and not _holds_the_same(folder, assets):
                 text = f"{folder} holds {' and '.join(lacking)}, and was not read: nothing tells that {_goes(lacking)} with these weights"
                 notes.append(Note("warning", "assets-beside", f"{text}; if so, copy the files into {place.home}"))

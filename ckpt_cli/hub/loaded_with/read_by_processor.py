@@ -50,6 +50,12 @@ def names_read(kinds: Collection[str], names: Collection[str]) -> set[str]:
     return {name for name in names for wanted in read if name == wanted or f"{name.partition('/')[0]}{ALL_OF}" == wanted != name}
 
 
+def folders_read(folder: Path) -> set[str]:
+    """The names of the folders in a folder that the class which its side files name reads: they hold no part of the model."""
+    kinds = processor_classes({name: folder / name for name in NAMING if is_file(folder / name)}, {})
+    return {name.removesuffix(ALL_OF) for kind in kinds for name in _read(kind) if name.endswith(ALL_OF)}
+
+
 def lacking_of_processors(kinds: Collection[str], names: Collection[str]) -> dict[str, str]:
     """What classes of the table do not load without, and is not among the names of side files; each with its class."""
     lacking = dict[str, str]()

@@ -17,7 +17,7 @@ from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.bagel import MARKS
 from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
 from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.names import OWN_CONFIGS, OF_CODES, TOKENIZER_CONFIG
+from ckpt_cli.hub.beside.names import OF_CODES, OWN_CONFIGS, TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
 from ckpt_cli.hub.classes.absent.own_words import not_there, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings

@@ -45,7 +45,7 @@ ASSET_NAMES = (
         "video_preprocessor_config.json", "audio_tokenizer_config.json", "image_processor.json", "feature_extractor.json",
         "chat_template.json", "chat_template.jinja", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
         "configuration.json", "dataset_statistics.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
-        "policy_preprocessor.json", "policy_postprocessor.json", "artifact.metadata", "config_setfit.json", ROUTER_CONFIG, PARAMS,
+        "policy_preprocessor.json", "policy_postprocessor.json", "artifact.metadata", "config_setfit.json", ROUTER_CONFIG,
         "model_config.yaml",
     }
     | OWN_CONFIGS.keys()

@@ -243,9 +243,8 @@ FAMILIES = (
     ),
     Family(
         ("mmengine", "mmengine with DeepSpeed"),
-        "ckpt merge RUN\nckpt average RUN --all -o OUT",
-        "A step is a file, or with DeepSpeed a folder of that name. The newest is taken, and compared with what `last_checkpoint` names.",
-        name="mmengine, XTuner 0.1",
+        "ckpt merge RUN --base BASE",
+        "A step is a file, or with DeepSpeed (XTuner 0.1) a folder of that name. What `last_checkpoint` names is compared.",
     ),
     Family(("ColossalAI", "Open-Sora", "litgpt", "torchtune", "torch.save"), "ckpt merge RUN --base BASE", BASE),
     Family(
@@ -314,10 +313,12 @@ def _trees(rows: Sequence[Trainer], below: str) -> Iterator[str]:
 
 def _tree(row: Trainer, below: str) -> Iterator[str]:
     """A folder of a trainer, from the top down; its step is 100."""
+    if row.formats == ("torch-file",) and row.steps and Path(row.steps[0]).suffix:
+        # Each step is a file.
+        yield from ("RUN/", *(f"  {name}" for name in row.in_run), f"  {_named(row.steps[0], 100)}")
+        return
     role, below = row.role.split("|")[0] or ROLES.get(row.name, ""), "" if row.weights else below
-    step = _named(row.steps[0], 100) if row.steps else ""
-    is_file = row.formats[0] == "torch-file" and step.endswith(".pth")
-    outer = ["RUN", *row.runs[:1], *filter(None, ("" if is_file else step, role, below))]
+    outer = ["RUN", *row.runs[:1], *(_named(step, 100) for step in row.steps[:1]), *filter(None, (role, below))]
     tracker = next((name for name in row.trackers if "." in name or name == "latest"), None)
     # DeepSpeed's lies beside the folder of the tag, in the step of the trainer around it.
     place = len(outer) - 1 - bool(below) if below or (row.weights and row.trackers == LATEST) else len(row.runs[:1])
@@ -325,9 +326,6 @@ def _tree(row: Trainer, below: str) -> Iterator[str]:
         yield f"{'  ' * depth}{folder}/"
         if tracker and row.steps and depth == place:
             yield f"{'  ' * (depth + 1)}{tracker}"
-    if is_file:
-        yield f"{'  ' * len(outer)}{step}"
-        return
     files = [*row.inside, *(FILES[row.formats[0]] if not row.inside or len(FILES[row.formats[0]]) > 1 else ())]
     for weights in (row.weights if row.certain else row.weights[:1]) or ("",):
         inner = _named(weights, 0).split("/") if weights else []

@@ -17,7 +17,7 @@ from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG
 from ckpt_cli.hub.bagel import MARKS
 from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
 from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.names import OF_CODES, TOKENIZER_CONFIG
+from ckpt_cli.hub.beside.names import OF_CODES, OWN_CONFIGS, TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
 from ckpt_cli.hub.classes.absent.own_words import not_there, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
@@ -77,7 +77,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     path = folder / CONFIG
     why = no_model_config(path) if is_file(path) else ""
     if why is not None:
-        without = without_config(tensors, written=written, instead=why)
+        for_others = any(is_file(folder / name) for name in OWN_CONFIGS)
+        without = without_config(tensors, written=written and not for_others, instead=why)
         return replace(without, findings=(*without.findings, *_ids_beyond(folder, {}, tensors)))
     try:
         config = read_config(path)

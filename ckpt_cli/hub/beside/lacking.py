@@ -13,6 +13,7 @@ from ckpt_cli.files.folders import Folders
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, MODULES, Assets, Lost
 from ckpt_cli.hub.beside.listed import MOST_INNER, Seen, home_of, json_of
 from ckpt_cli.hub.beside.model_config import DOUBTFUL
+from ckpt_cli.hub.beside.names import OWN_CONFIGS
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import tokenizer_of
@@ -31,6 +32,12 @@ def lacking_notes(assets: Assets, base: Path | None, output: Path) -> list[Note]
     notes, partial = list[Note](), tokenizer_of(assets.files, assets.config)
     notes += [*no_config_notes(assets), *aside_notes(assets)]
     lacking = [what.removeprefix("a ").removeprefix("an ") for what in assets.lacking if what not in partial.lacking]
+    own = next((name for name in OWN_CONFIGS if name in assets.files), None)
+    if own is not None and CONFIG in lacking:
+        lacking.remove(CONFIG)
+        notes.append(
+            Note("info", "own-config", f"there is no {CONFIG}: {OWN_CONFIGS[own]} builds the model from {own}, which is beside it")
+        )
     told = [path for path in assets.broken if _stands_for(path.name, [*lacking, *partial.lacking])]
     for path in (path for path in assets.broken if path not in told):
         instead = f": {assets.files[path.name]} was taken" if path.name in assets.files else ""

@@ -21,6 +21,7 @@ from ckpt_cli.hub.beside.names import (
     NO_ASSETS,
     OF_FOLDERS,
     OF_VOCABULARY,
+    PARAMS,
     ROBOT_ASSETS,
     VOCABULARIES,
     folder_read,
@@ -102,6 +103,7 @@ def listed(folder: Path, seen: Seen, *, everything: bool, configs: Callable[[], 
         why = no_model_config(found[CONFIG])
         if why is not None:
             no_configs[found.pop(CONFIG)] = why
+    found |= {path.name: path for path in there.files(folder, PARAMS.__eq__) if no_model_config(path) is None}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
     code = custom_code(modules, [*json_of(found.values(), seen), *configs()], folder) if modules else {}
     read = _read_by(code.values(), there.files(folder, is_unknown) if code else [])

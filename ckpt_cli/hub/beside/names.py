@@ -14,6 +14,12 @@ ROUTER_CONFIG = "router_config.json"
 AUXILIARY = "ae.safetensors"
 """BAGEL's image decoder, which no training changes: the one weights file that is passed on as it is."""
 
+OWN_CONFIGS = {"gliner_config.json": "GLiNER", "open_clip_config.json": "open_clip"}
+"""What libraries build a model from in place of config.json, and which: nothing else has a file of such a name."""
+
+PARAMS = "params.json"
+"""The same of the first loaders of LLaMA and Mistral, and what many programs call the arguments of a run: its content tells."""
+
 VOCABULARIES = frozenset(
     {
         "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model",
@@ -40,11 +46,13 @@ ASSET_NAMES = (
         "chat_template.json", "chat_template.jinja", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
         "configuration.json", "dataset_statistics.json", "LICENSE", "LICENSE.txt", "NOTICE", "llm_config.json", "vit_config.json",
         "policy_preprocessor.json", "policy_postprocessor.json", "artifact.metadata", "config_setfit.json", ROUTER_CONFIG,
+        "model_config.yaml",
     }
+    | OWN_CONFIGS.keys()
 )  # fmt: skip
 """What trainers write into a checkpoint's own folder. tests/test_asset_names.py compares them with what transformers reads.
 
-Others are read by lerobot, ColBERT and SetFit.
+Others are read by lerobot, ColBERT, SetFit and NeMo.
 """
 
 ASSET_PATTERN = re.compile(r".*\.(jinja|tiktoken|spm)")

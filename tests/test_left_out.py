@@ -405,7 +405,7 @@ QUIET: dict[str, Any] = {
     "muon": SLOTS,
     "ema_optimizer": SLOTS,
     "adam": {0: {"exp_avg": torch.ones(2, 3)}},
-    "opt_g": {"a.weight": torch.ones(2, 3)},
+    "opt_g": {"momentum": torch.ones(2, 3)},
     "lr_scheduler": {"last": torch.ones(2)},
     "cuda_rng": [torch.ones(9, dtype=torch.uint8)],
     "random_states": {"cpu": torch.ones(9, dtype=torch.uint8)},
@@ -547,7 +547,7 @@ class TestWhatLiesBesideTheModel:
     def test_of_two_usual_names_both_are_told(self, tmp_path: Path, form: str) -> None:
         run = self.save(form, {"state_dict": MODEL, "model": AVERAGE}, tmp_path / "run")
         result = ckpt_cli.merge(run, tmp_path / "out")
-        assert "model (--type other_0)" in self.notes(result)["other-components"]
+        assert "model (--type other_0)" in self.notes(result)["other-groups"]
         ckpt_cli.merge(run, tmp_path / "other", type="other_0")
         assert differences(load(tmp_path / "other"), AVERAGE) == []
 

@@ -121,10 +121,11 @@ def read_state(found: Found, place: Place, files: Files, *, optimizer: bool = Fa
             else:
                 target = shared if file.rank is None else by_rank.setdefault(file.rank, {})
                 target.update((str(key), item) for key, item in value.items())
-    state.notes += unknown_notes(homes, place.match.files)
     known = format_of(place.match)
     state.notes += known.doubts(place.match, files)
     by_format = known.training_states(place.match, files)
+    read = {path for own in by_format.values() for path in own.sources.values()}
+    state.notes += unknown_notes(homes, {*place.match.files, *read})
     for rank, own in by_format.items():
         for name, value in own.values.items():
             by_rank.setdefault(rank, {})[name] = value

@@ -226,10 +226,11 @@ def weights_in(folder: Path, used: Collection[str], files: Files) -> list[Path]:
     indexes = [index for index in files_in(folder, lambda name: is_index(name) or name.endswith(TORCH_INDEX)) if index not in lost]
     listed = {f"{stem_of(index.name)}{INDEX_SUFFIX}" if is_index(index.name) else index.name for index in indexes}
     named = [path for path in files_in(folder, holds_weights) if _index_of(path.name) not in listed] + indexes
+    named = [path for path in named if absolute(path) not in used]
     found = [path for path in files_in(folder, _tells_nothing) if absolute(path) not in used and are_weights(path, files)]
     # Of what holds no tensor nothing is lost; where it stands in the place of the model, `empty_file_notes` tells.
     named = [path for path in named if path in indexes or OTHER_FORM.fullmatch(path.name) or holds_nothing(path) is None]
-    return [path for path in named if absolute(path) not in used] + found
+    return named + found
 
 
 def holds_any_weights(folder: Path, used: Collection[str], files: Files) -> bool:

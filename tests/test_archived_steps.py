@@ -68,3 +68,15 @@ def test_older_ones_and_copies_of_what_is_there_are_not(run: Path, tmp_path: Pat
     result = ckpt_cli.merge(run, tmp_path / "out")
     assert (result.checkpoint.step, skipped(result.checkpoint.notes)) == (400, [])
     assert skipped(ckpt_cli.average(run, tmp_path / "mean", last=3).notes) == []
+
+
+def test_one_that_dvc_has_elsewhere_is_told(run: Path, tmp_path: Path) -> None:
+    shutil.rmtree(run / "checkpoint-400")
+    (run / "checkpoint-400.dvc").write_text("outs:\n- md5: 0123456789abcdef0123456789abcdef.dir\n  path: checkpoint-400\n")
+    (run / "checkpoint-300.dvc").write_text("outs: []\n")  # that folder was pulled
+    said = ["checkpoint-400 is skipped: it is elsewhere, as checkpoint-400.dvc says: pull it with DVC, to use it"]
+    assert skipped(ckpt_cli.merge(run, tmp_path / "out").checkpoint.notes) == said
+    assert skipped(ckpt_cli.average(run, tmp_path / "mean", last=2).notes) == said
+    with pytest.raises(NotFound, match="this step is elsewhere, as checkpoint-400.dvc says"):
+        ckpt_cli.merge(run, tmp_path / "none", step=400)
+    assert "elsewhere, as checkpoint-400.dvc says" in str(ckpt_cli.report(run))

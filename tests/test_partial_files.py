@@ -54,6 +54,15 @@ def test_a_side_file_of_which_only_a_part_is_there_is_named(part: str, step: Pat
     assert ("modelscope did not finish" in text) is ("temp" in part)
 
 
+@pytest.mark.parametrize("pointer", [f"{LOST}.dvc", f"{LOST}.nextcloud", f"{LOST}.owncloud", f".{LOST}.icloud"])
+def test_a_side_file_that_is_only_pointed_to_is_named(pointer: str, step: Path, base: Path, tmp_path: Path) -> None:
+    (base / pointer).touch()
+    assert told(step, base, tmp_path / "whole") == ""
+    (base / LOST).unlink()
+    text = told(step, base, tmp_path / "out")
+    assert f"{base}: {LOST} is not there, only {pointer}: the data is elsewhere" in text
+
+
 @pytest.mark.parametrize("part", ["README.md.part", "trainer_state.json.tmp", "tf_model.h5.partial", "model.safetensors.part", "notes.tmp"])
 def test_other_parts_are_none(part: str, step: Path, base: Path, tmp_path: Path) -> None:
     (base / part).touch()

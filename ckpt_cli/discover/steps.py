@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.beside.uncounted import uncounted_notes
-from ckpt_cli.discover.forms.archives import archive_of, archived_steps
+from ckpt_cli.discover.forms.archives import archive_of, archived_steps, way_to, where_it_is
 from ckpt_cli.discover.found import Blocked, Found, Place, Target, Tracker, counted, is_in_epoch, same_step
 from ckpt_cli.discover.newest import ambiguous, counter_notes, mixed_notes, numbered_alike, oldest_first
 from ckpt_cli.discover.places import places_in, places_of_file, steps_of_epoch
@@ -196,9 +196,7 @@ def with_step(target: Target, step: int | None) -> Target:
     if bare is not None and not chosen:
         archive = archive_of(bare)
         if archive is not None:
-            raise NotFound(
-                "this step is in an archive", path=archive, expected=f"a folder {bare.name}", hint="unpack it beside the archive"
-            )
+            raise NotFound(f"this step is {where_it_is(archive)}", path=archive, expected=f"a folder {bare.name}", hint=way_to(archive))
         raise NotFound("no weights were recognised in this step folder", path=bare)
     if len(chosen) > 1:
         raise ambiguous(target, step, chosen)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckpt_cli.discover.components import component_names, expanded
-from ckpt_cli.discover.forms.archives import archive_of
+from ckpt_cli.discover.forms.archives import archive_of, where_it_is
 from ckpt_cli.discover.found import Age, Found, Place, Target
 from ckpt_cli.discover.newest import short_reason
 from ckpt_cli.discover.open import describe_place
@@ -74,7 +74,7 @@ def rows_of(target: Target, type: str | None, progress: Progress | None) -> list
     for path in (*target.bare, *target.partial):
         unfinished = path in target.partial
         archive = archive_of(path)
-        problem = UNFINISHED if unfinished else NO_WEIGHTS if archive is None else f"in an archive, {archive.name}"
+        problem = UNFINISHED if unfinished else NO_WEIGHTS if archive is None else where_it_is(archive)
         rows.append((age(path), Row(path, step_of(path), sizes=folder_size(archive or path), problem=problem, unfinished=unfinished)))
     made = [replace(row, age=new, label=target.label(row.path) if anew else None) for new, row in rows]
     return sorted(made, key=lambda row: (row.step is None, row.age, row.path))

@@ -10,6 +10,7 @@ rclone                 ``<name>.<8 digits>.partial``
 rsync, aws, gsutil     ``.<name>.<6 letters>``, ``<name>.<8 digits>``, ``<name>_.gstmp``
 browsers               ``<name>.crdownload``, ``.part``, ``.download``, ``.opdownload``
 others                 ``<name>.part``, ``.partial``, ``.tmp``, ``.incomplete``, ``.filepart``
+DVC, folders in sync   ``<name>.dvc``, ``<name>.nextcloud``, ``.owncloud``, ``.<name>.icloud``: pointers, until the data is asked for
 =====================  =======================================================================================
 """
 
@@ -30,6 +31,9 @@ PART = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """A file that is on its way, by its name, and what it is to be called."""
+
+POINTER = re.compile(r"\.?(?P<name>.+)\.(dvc|nextcloud|owncloud|icloud)", re.ASCII | re.IGNORECASE)
+"""A file that stands for one whose data is elsewhere."""
 
 MODELSCOPE, RANGE = "._____temp", re.compile(r"_[0-9]+_[0-9]+", re.ASCII)
 """The folder of parts, and the end of the name of one of several parts of a large file."""
@@ -53,8 +57,13 @@ def told_of_parts(folder: Path, is_lacking: Callable[[str], bool]) -> Iterator[s
     parts = {part: name for part in sorted(names) if (name := whole_name(part)) is not None}
     found = [part for part, name in parts.items() if name not in names and name not in of_modelscope and is_lacking(name)]
     if found:
-        lacking = list(dict.fromkeys(parts[part] for part in found))
-        yield f"{_not_there(folder, lacking)}, only {few(found, 4)}: a download or a copy did not finish, so do it again"
+        pointers = [part for part in found if POINTER.fullmatch(part)]
+        for those, why in (
+            ([part for part in found if part not in pointers], "a download or a copy did not finish, so do it again"),
+            (pointers, "the data is elsewhere, so get it with dvc pull or by the program that syncs the folder"),
+        ):
+            if those:
+                yield f"{_not_there(folder, list(dict.fromkeys(parts[part] for part in those)))}, only {few(those, 4)}: {why}"
     if is_remote(folder):
         return
     if is_file(folder.parent / f"{folder.name}.archive") and not is_file(folder.parent / f"{folder.name}.complete"):
@@ -64,9 +73,11 @@ def told_of_parts(folder: Path, is_lacking: Callable[[str], bool]) -> Iterator[s
 def whole_name(part: str) -> str | None:
     """What the file of which a part is there is called; None for other names.
 
-    >>> [whole_name(name) for name in ("vocab.json.part", ".merges.txt.Xa3bQz", "tokenizer.json.1a2b3c4d.partial", "tokenizer.json")]
+    >>> [whole_name(name) for name in ("vocab.json.part", ".merges.txt.Xa3bQz", "tokenizer.json.dvc", "tokenizer.json")]
     ['vocab.json', 'merges.txt', 'tokenizer.json', None]
     """
+    if (pointer := POINTER.fullmatch(part)) is not None:
+        return pointer["name"]
     fields = PART.fullmatch(part)
     return None if fields is None else fields["name"] or fields["hidden"]
 

@@ -63,7 +63,7 @@ class TestTensorsOfTheBase:
         base = model(tmp_path / "base", **{"layers.3.proj.weight": torch.randn(600, 1000)})
         tear(base / "model.safetensors", 0.5 if hole else 0.9, hole=hole)
         result = write(sources, tmp_path / "out", base=base, carry_from_base="layers.3.*")
-        assert ("sparse-file" if hole else "zero-tail") in notes(result)
+        assert ("unwritten-weights" if hole else "zero-tail") in notes(result)
         with pytest.raises(Warned):
             write(sources, tmp_path / "strict", base=base, carry_from_base="layers.3.*", strict=True)
 

@@ -58,3 +58,12 @@ def bucket(client: Any, request: pytest.FixtureRequest) -> Iterator[Bucket]:
     for key in bucket.names():
         client.delete_object(Bucket=bucket.name, Key=key)
     client.delete_bucket(Bucket=bucket.name)
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """A file system of fsspec, empty again afterwards."""
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]

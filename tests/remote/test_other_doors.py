@@ -29,14 +29,6 @@ def model(tmp_path: Path) -> Path:
     return tiny.folder(tmp_path / "model", tiny.weights(1), tiny.unknown())
 
 
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-
-
 def fill(system: Any, folder: Path, prefix: str) -> str:
     for path in sorted(folder.rglob("*")):
         if path.is_file():

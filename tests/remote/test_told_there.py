@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,6 @@ from tests.remote.stores import Bucket, Proxy
 from tests.remote.test_other_doors import fill
 
 fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
 
 
 def test_a_step_that_is_a_copy_of_the_one_before(tmp_path: Path, store: Proxy, bucket: Bucket) -> None:

@@ -12,6 +12,7 @@ Lightning callbacks                ``callbacks``: a dict per callback, with one 
 Lightning 2.6, WeightAveraging     ``state_dict`` itself; the weights of the training are ``current_model_state``
 mmengine, EMAHook                  ``state_dict`` itself; the weights of the training are ``ema_state_dict``
 latent diffusion, LitEma           in the state dict itself: ``model_ema.*``, names without dots
+stable-audio-tools                 in the state dict itself: ``diffusion_ema.ema_model.*``, of the part ``diffusion.model.*``
 fairseq                            ``extra_state``: ``ema``
 =================================  ======================================================================================
 """
@@ -20,13 +21,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.files.pickle_nodes import as_dict
-from ckpt_cli.formats.torch_files.average_states import AVERAGED, BEGUN, COUNTER, COUNTERS, AverageState, common_start, state_of
+from ckpt_cli.formats.torch_files.average_states import AVERAGED, BEGUN, COUNTER, COUNTERS, AverageState, state_of
 from ckpt_cli.formats.torch_files.matrices import is_optimizer, is_single, is_tensor
 from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_state_key
@@ -39,6 +40,11 @@ EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
 AVERAGE = re.compile(
     r"(\w+_)?ema(_[\w.]+|[0-9.]+)?|(\w+_)?swa(_\w+)?|(model_)?(avg|averaged?)(_model|_weights)?(_state(_dict)?)?", re.IGNORECASE
 )
+PARTS = re.compile(r"([^.]+)\.")
+NUMBERED = re.compile(r"(?:^|\.)\d+\.")
+CALLED = re.compile(r"^(?:ema|swa|avg|averaged?)_|_(?:ema|swa|avg|averaged?)$", re.IGNORECASE)
+"""What an average is called besides the name of the part that it is one of."""
+
 INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema", "state")
 """Keys of an average's own dict below which its tensors are; ``state`` is that of dora, if it is not an optimizer's."""
 
@@ -120,16 +126,24 @@ def split_average(entries: Mapping[Any, Any]) -> Split | None:
     whole = state_of({short: name for name, short in bare.items()})
     if whole is not None:
         return _split_pair(whole, entries)
-    for start in dict.fromkeys(("", common_start(bare.values()))):
-        below = {name: short.removeprefix(start) for name, short in bare.items()}
-        firsts = dict.fromkeys(name.partition(".")[0] for name in below.values() if "." in name)
-        for first in itertools.islice((first for first in firsts if AVERAGE.fullmatch(first)), MAX_STARTS):
-            inside = {short.removeprefix(f"{first}."): name for name, short in below.items() if short.startswith(f"{first}.")}
-            others = {short: name for name, short in below.items() if not short.startswith(f"{first}.")}
-            split = _split_below(f"{start}{first}.", inside, others, entries)
-            if split is not None:
-                return split
+    for prefix in itertools.islice(_prefixes(bare.values()), MAX_STARTS):
+        inside = {short.removeprefix(prefix): name for name, short in bare.items() if short.startswith(prefix)}
+        others = {short: name for name, short in bare.items() if not short.startswith(prefix)}
+        split = _split_below(prefix, inside, others, entries)
+        if split is not None:
+            return split
     return None
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    """Beginnings of names that end with what an average is called, the shortest first; one with a number is that of one layer of many."""
+    found = dict.fromkeys(
+        name[: part.end()]
+        for name in names
+        for part in PARTS.finditer(name)
+        if AVERAGE.fullmatch(part[1]) and not NUMBERED.search(name[: part.start()])
+    )
+    return sorted(found, key=lambda prefix: prefix.count("."))
 
 
 def _split_pair(state: AverageState, entries: Mapping[Any, Any]) -> Split | None:
@@ -148,10 +162,11 @@ def _split_below(prefix: str, inside: Mapping[str, str], others: Mapping[str, st
         counters = {short: name for short, name in inside.items() if short in COUNTERS}
         state = AverageState({short: name for short, name in inside.items() if short not in COUNTERS}, counters=counters)
     average = state.average
-    partners = _partners(list(average), list(others)) if average else None
-    if partners is None and all(short.startswith(DDP) for short in average):
-        average = {short.removeprefix(DDP): name for short, name in average.items()}
-        partners = _partners(list(average), list(others)) if average else None
+    partners = _partners(list(average), list(others), prefix)
+    for wrapper in (DDP, AVERAGED):
+        if partners is None and all(short.startswith(wrapper) for short in average):
+            average = {short.removeprefix(wrapper): name for short, name in average.items()}
+            partners = _partners(list(average), list(others), prefix)
     if partners is None:
         return None
     averaged = {others[partners[short]]: entries[name] for short, name in average.items()}
@@ -182,15 +197,47 @@ def _bare_names(names: list[str]) -> dict[str, str]:
         return {name: name for name in names}
 
 
-def _partners(shorts: list[str], others: list[str]) -> dict[str, str] | None:
-    """The model's name for each name of an average, None unless all have one of their own."""
-    for written in (str, lambda name: name.replace(".", "")):
-        starts = dict.fromkeys(f"{name.split('.')[0]}." for name in others)
-        for start in ("", *itertools.islice(starts, MAX_STARTS)):
+def _partners(shorts: list[str], others: list[str], prefix: str = "") -> dict[str, str] | None:
+    """The model's name for each name of an average, None unless all have one of their own.
+
+    The average may be one of a part of the model, at any depth: the start of that part is what its names leave out. Of several parts with
+    these names, that after which the average under ``prefix`` is called (``net_ema`` after ``net``).
+    """
+    for written in (str, _without_dots) if shorts else ():
+        for start in _starts(max(shorts, key=len), others, written, prefix):
             known = {written(name.removeprefix(start)): name for name in others if name.startswith(start)}
             if len(known) == sum(name.startswith(start) for name in others) and all(short in known for short in shorts):
                 return {short: known[short] for short in shorts}
     return None
+
+
+def _starts(short: str, others: Iterable[str], written: Callable[[str], str], prefix: str) -> list[str]:
+    """What the names in ``others`` that end with a name of an average have before it.
+
+    Names of one part are those of any module: ``weight`` deep in a model is no sign of an average.
+    """
+    found: dict[str, None] = {}
+    for name in others:
+        if not written(name).endswith(short):
+            continue
+        cuts = (0, *(dot.end() for dot in re.finditer(r"\.", name)))
+        start = next((name[:cut] for cut in cuts if written(name[cut:]) == short), None)
+        if start is not None and (start.count(".") < 2 or "." in name[len(start) :]) and not NUMBERED.search(start):
+            found[start] = None
+    own = prefix.split(".")[:-1]
+    return sorted(found, key=lambda start: (not _is_called_after(own, start), start.count(".")))[:MAX_STARTS]
+
+
+def _is_called_after(average: Sequence[str], start: str) -> bool:
+    """Whether an average, by the parts of its prefix, is called after the part of a model with this ``start``."""
+    *above, last = average or [""]
+    parts = start.split(".")[:-1]
+    stem = CALLED.sub("", last)
+    return bool(stem) and parts[: len(above) + 1] == [*above, stem]
+
+
+def _without_dots(name: str) -> str:
+    return name.replace(".", "")
 
 
 def telling(entries: Mapping[Any, Any]) -> dict[str, Any]:

@@ -81,7 +81,9 @@ def test_what_may_be_a_part_of_the_model_is_written_and_told(kind: str, tmp_path
 
 
 MODULES: dict[str, Callable[[int], list[str]]] = {
-    "a gate in each layer": lambda layer: [f"layers.{layer}.attn.{name}" for name in ("o.weight", "o.bias", "ema_gate.weight", "ema_gate.bias")],
+    "a gate in each layer": lambda layer: [
+        f"layers.{layer}.attn.{name}" for name in ("o.weight", "o.bias", "ema_gate.weight", "ema_gate.bias")
+    ],
     "twins in each layer": lambda layer: [f"layers.{layer}.{part}.in.weight" for part in ("mlp", "mlp_ema")],
     "a gate of a name that is everywhere": lambda layer: [f"layers.{layer}.attn.weight", f"top.attn{layer}.weight", "ema_gate.weight"],
 }

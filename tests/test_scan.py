@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from torch.distributed import fsdp
 
 import ckpt_cli
 from ckpt_cli.cli.screens.scan import scan_result
@@ -45,6 +46,15 @@ def found(path: Path, data: bytes | None = None) -> list[tuple[str, str]]:
 
 
 SYSTEM = ("dangerous", "posix.system")
+
+
+class Scripted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.numbers, self.flags, self.by_name = torch.nn.Linear(2, 2), [1, 2], [True], {"a": 1.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.numbers[0] * int(self.flags[0]) * self.by_name["a"]
 
 
 class TestCheckpointsOfAllTrainers:
@@ -73,12 +83,25 @@ class TestCheckpointsOfAllTrainers:
             {"when": datetime.datetime.now(datetime.timezone.utc), "path": Path("x"), "numbers": {1, 2}, "no": type(None)},
             [np.arange(3), np.float32(2), np.dtype("f8"), np.random.default_rng(1), np.random.RandomState(1)],
             collections.defaultdict(list, {"a": [complex(1, 2), slice(1, 2), range(3), bytearray(b"x"), frozenset("ab")]}),
+            [time.gmtime(0), fsdp.MixedPrecision(), fsdp.CPUOffload()],
             [torch.ones(3), torch.nn.Parameter(torch.ones(2)), torch.device("cpu"), torch.float8_e4m3fn, torch.ones(2).to_sparse()],
         ]
         for protocol in range(6):
             for number, value in enumerate(values):
                 assert found(tmp_path / f"{number}.pkl", pickle.dumps(value, protocol)) == []
                 assert found(tmp_path / f"{number}.pt", torch_file(value, pickle_protocol=max(protocol, 1))) == []
+        for error in (UserWarning("x"), TimeoutError("x"), AttributeError("x")):
+            assert found(tmp_path / "error.pkl", pickle.dumps(error, 4)) == []
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_archives_of_torchscript(self, tmp_path: Path) -> None:
+        """What these pickles call in torch returns what it is given; the classes come with code of their own, which nobody knows."""
+        torch.jit.save(torch.jit.script(Scripted()), tmp_path / "model.pt")
+        assert {severity for severity, _ in found(tmp_path / "model.pt")} == {"unknown"}
+        assert all(name.startswith("__torch__.") for _, name in found(tmp_path / "model.pt"))
+        for name in ("build_intlist", "build_tensorlist", "build_doublelist", "build_boollist", "build_tensor_from_id", "restore_type_tag"):
+            assert found(tmp_path / "one.pkl", pickled(calling("torch.jit._pickle", name, "1"))) == []
+        assert found(tmp_path / "one.pkl", pickled(calling("torch.jit", "_pickle.torch.load", "x")))[0][0] == "dangerous"
 
     def test_what_is_no_pickle(self, tmp_path: Path) -> None:
         texts = [

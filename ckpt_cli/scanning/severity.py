@@ -36,7 +36,7 @@ CLASSES = re.compile(
     r"(accelerate\.utils\.dataclasses|megatron\.core\.(transformer\.(enums|transformer_config)|enums|model_parallel_config)"
     r"|megatron\.core\.optimizer\.optimizer_config|peft\.(utils\.peft_types|tuners\.\w+\.config)"
     r"|transformers\.(integrations\.deepspeed|trainer_pt_utils|trainer_utils|training_args(_seq2seq)?)"
-    r"|trl\.trainer\.\w+_config|torch\.optim\.(\w+\.)?lr_scheduler|torch\.ao\.quantization\.\w+)\.[A-Z]\w*",
+    r"|trl\.trainer\.\w+_config|torch\.distributed\.fsdp\.api|torch\.optim\.(\w+\.)?lr_scheduler|torch\.ao\.quantization\.\w+)\.[A-Z]\w*",
     re.ASCII,
 )
 """Classes of settings and enums, in modules of trainers that hold nothing else."""

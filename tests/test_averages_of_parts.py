@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,15 +79,18 @@ def test_what_may_be_a_part_of_the_model_is_written_and_told(kind: str, tmp_path
     assert "4 tensors under system.net_ema. could be an average" in next(note.text for note in notes if note.code == "average-or-part")
 
 
-MODULES: dict[str, Callable[[int], list[str]]] = {
-    "a gate in each layer": lambda layer: [
-        f"layers.{layer}.attn.{name}" for name in ("o.weight", "o.bias", "ema_gate.weight", "ema_gate.bias")
-    ],
-    "twins in each layer": lambda layer: [f"layers.{layer}.{part}.in.weight" for part in ("mlp", "mlp_ema")],
-    "a gate of a name that is everywhere": lambda layer: [f"layers.{layer}.attn.weight", f"top.attn{layer}.weight", "ema_gate.weight"],
+MODULES = {
+    "a gate in each layer": (
+        "layers.{}.attn.o.weight",
+        "layers.{}.attn.o.bias",
+        "layers.{}.attn.ema_gate.weight",
+        "layers.{}.attn.ema_gate.bias",
+    ),
+    "twins in each layer": ("layers.{}.mlp.in.weight", "layers.{}.mlp_ema.in.weight"),
+    "a gate of a name that is everywhere": ("layers.{}.attn.weight", "top.attn{}.weight", "ema_gate.weight"),
 }
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_that_are_called_like_averages(module: str) -> None:
-    assert split_average(dict.fromkeys([name for layer in range(3) for name in MODULES[module](layer)], None)) is None
+    assert split_average({name.format(layer): None for layer in range(3) for name in MODULES[module]}) is None

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch.distributed.checkpoint._extension import ZStandard
 
 import ckpt_cli
@@ -939,3 +940,60 @@ class TestFilesThatKeepTheirTime:
         path.write_text("a")
         os.utime(path, (time.time() - 200000,) * 2)
         assert [event.step for event in watch(run, tmp_path / "out", once=True, type="model").events] == [200]
+
+
+def save_last(run: Path) -> None:
+    """The last model in the folder of its run."""
+    ckpt_cli.merge(run / "checkpoint-200", run.parent / "last")
+    for name in ("model.safetensors", "config.json"):
+        shutil.copy2(run.parent / "last" / name, run)
+
+
+class TestWeightsBesideTheSteps:
+    """A training saves its last model into the run's own folder: the Trainer by `save_model`, PEFT an adapter."""
+
+    @pytest.mark.parametrize("average", [None, "last=2"])
+    def test_are_no_step(self, average: str | None, run: Path, tmp_path: Path) -> None:
+        watch(run, tmp_path / "out", once=True, average=average)
+        save_last(run)
+        shutil.copytree(run / "checkpoint-200", run / "checkpoint-300")
+        told: list[str] = []
+        result = watch(run, tmp_path / "out", once=True, average=average, listener=Listener(tells=lambda _, text: told.append(text)))
+        made = [(event.step, event.steps) for event in result.events]
+        assert made == [(300, (200, 300) if average else ())]
+        (note,) = (note for note in result.notes if note.code != "step-waits")
+        assert (note.level, note.code, [note.text]) == ("info", "weights-beside", told)
+        assert told[0].startswith("model.safetensors beside the steps")
+
+    def test_are_told_at_a_first_watch_too(self, run: Path, tmp_path: Path) -> None:
+        save_last(run)
+        done = ckpt("watch", run, "-o", tmp_path / "out", *ONCE)
+        assert happened(tmp_path / "out") == [("made", 100), ("made", 200)]
+        assert done.code == 0
+        assert f"run: model.safetensors beside the steps, weights of the folder itself: ckpt merge {run} takes them" in done.err
+
+    def test_of_an_adapter(self, run: Path, tmp_path: Path) -> None:
+        (run / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["q"]}))
+        save_file({f"base_model.model.q.lora_{end}.weight": torch.ones(1, 1) for end in "AB"}, run / "adapter_model.safetensors")
+        assert [event.step for event in watch(run, tmp_path / "out", once=True).events] == [100, 200]
+
+    def test_that_are_all_that_is_left(self, run: Path, tmp_path: Path) -> None:
+        watch(run, tmp_path / "out", once=True)
+        save_last(run)
+        for step in (100, 200):
+            shutil.rmtree(run / f"checkpoint-{step}")
+        assert watch(run, tmp_path / "out", once=True).events == ()
+        with pytest.raises(UsageError, match="one checkpoint, not a run"):
+            watch(run, tmp_path / "new", once=True)
+
+    def test_where_the_first_step_is_being_written(self, run: Path, tmp_path: Path) -> None:
+        save_last(run)
+        for step in (100, 200):
+            shutil.rmtree(run / f"checkpoint-{step}")
+        (run / "checkpoint-300").mkdir()
+        (run / "checkpoint-300" / "config.json").write_text("{}")
+        assert watch(run, tmp_path / "out", once=True).waiting == {str(run): {300: "no weights were recognised in this step folder"}}
+
+    def test_a_config_alone_is_none(self, run: Path, tmp_path: Path) -> None:
+        shutil.copy2(run / "checkpoint-200" / "config.json", run)
+        assert watch(run, tmp_path / "out", once=True).notes == ()

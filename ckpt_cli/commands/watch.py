@@ -28,6 +28,7 @@ from ckpt_cli.pushing.upload import delivered, not_delivered
 from ckpt_cli.results.checkpoint import NoteInfo
 from ckpt_cli.results.watch import WatchEvent, WatchResult
 from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo
+from ckpt_cli.watching.due import beside_text
 from ckpt_cli.watching.evaluation import check_command
 from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.lock import only_watch
@@ -101,6 +102,7 @@ def watch(
         for run in watched
         for folder, why in run.kept.items()
     ]
+    notes += [NoteInfo(level="info", code="weights-beside", text=beside_text(run.path, each)) for run in watched for each in run.beside]
     newest = tuple(made for run in watched if (made := run.journal.newest()) is not None)
     notes += [
         NoteInfo(level="warning", code="output-changed", text=f"{output.output} is not what was written: {output.trouble}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from ckpt_cli import shell
 from ckpt_cli.discover.found import Age, Dated, Found, Target, ages, number_of
 from ckpt_cli.discover.newest import numbered_alike
 from ckpt_cli.discover.steps import Steps, bare_in
@@ -64,6 +65,11 @@ def bare_steps(run: Path, options: WatchOptions) -> Iterator[tuple[int, str]]:
     folders = bare_in(run, Steps(), Folders(), None)
     bare, is_wanted = _bare(folders), wanted(folders, ages(folders), options)
     yield from ((step, reason) for step, (folder, reason) in sorted(bare.items(), key=lambda item: item[0]) if is_wanted(folder))
+
+
+def beside_text(run: Path, weights: str) -> str:
+    """What is said of weights in the folder of a run itself, which are no step and so none of the outputs."""
+    return f"{weights} beside the steps, weights of the folder itself: ckpt merge {shell.path(run)} takes them"
 
 
 def _bare(folders: Iterable[Path]) -> dict[int, tuple[Dated, str]]:

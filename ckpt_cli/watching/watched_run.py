@@ -32,7 +32,7 @@ from ckpt_cli.output.interrupted.place import remove_leftovers
 from ckpt_cli.pushing.destination import Destination
 from ckpt_cli.results.watch import WatchEvent
 from ckpt_cli.results.written import AverageResult, MergeResult, PushInfo
-from ckpt_cli.watching.due import bare_steps, is_ambiguous, passed_over, steps_of
+from ckpt_cli.watching.due import bare_steps, beside_text, is_ambiguous, passed_over, steps_of
 from ckpt_cli.watching.evaluation import run_command
 from ckpt_cli.watching.journal import Journal
 from ckpt_cli.watching.options import WatchOptions
@@ -66,19 +66,24 @@ class Pusher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who is told what happens: events, why a step or all of a run (None) waits, the lines that commands print, what a run warns of."""
+    """Who is told what happens: events, why a step or all of a run (None) waits, the lines that commands print, what a run warns of.
+
+    ``tells``: what of a run is left out, and is as it should be.
+    """
 
     event: Callable[[WatchEvent], None] = lambda _: None
     waits: Callable[[Path, int | None, str], None] = lambda *_: None
     line: Callable[[str], None] = lambda _: None
     warns: Callable[[Path, str], None] = lambda *_: None
+    tells: Callable[[Path, str], None] = lambda *_: None
 
 
 @dataclass(slots=True)
 class WatchedRun:
     """A run and the ``home`` of its outputs, which were all made with options that say ``deciding``.
 
-    ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why; ``older``: what shows that training was started again.
+    ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why; ``older``: what shows that training was started again;
+    ``beside``: files of weights in the run's folder itself.
     """
 
     path: Path
@@ -94,6 +99,7 @@ class WatchedRun:
     waiting: dict[int, str] = field(default_factory=dict)
     kept: dict[Path, str] = field(default_factory=dict)
     older: str | None = None
+    beside: list[str] = field(default_factory=list)
     _failed: dict[int, str] = field(default_factory=dict)
     _unpushed: dict[int, str] = field(default_factory=dict)
     _unfinished: set[int] = field(default_factory=set)
@@ -106,13 +112,10 @@ class WatchedRun:
 
         Raises UsageError for a path that is no run, and what locating raises but for a run without steps.
         """
-        try:
-            target = locate(self.path, None, ())
-        except NotRecognised:
+        target = self._located()
+        if target is None:
             self._pass_over(bare_steps(self.path, self.options), {})
             return None
-        if target.run is None:
-            raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {shell.path(self.path)}")
         due: list[float] = []
         wanted = {step: found for found, step in steps_of(target, self.options)}
         written = written_in(target)
@@ -141,6 +144,26 @@ class WatchedRun:
                 self._after(step)
         self._looks += 1
         return min(due, default=None)
+
+    def _located(self) -> Target | None:
+        """The run with its steps, None while it has none. Weights beside the steps are no step: the Trainer saves its last model there.
+
+        Raises UsageError for weights without steps, unless there were some.
+        """
+        try:
+            target = locate(self.path, None, ())
+        except NotRecognised:
+            return None
+        if target.run is not None:
+            return target
+        weights = target.checkpoints[0].places[0].match.first.name
+        target = locate(self.path, None, (), steps=True)
+        if target.run is None and not self.journal.made and not any(bare_steps(self.path, self.options)):
+            raise UsageError("this is one checkpoint, not a run", path=self.path, hint=f"ckpt merge {shell.path(self.path)}")
+        if weights not in self.beside:
+            self.beside.append(weights)
+            self.listener.tells(self.path, beside_text(self.path, weights))
+        return target if target.run is not None else None
 
     def _pass_over(self, reasons: Iterable[tuple[int, str]], others: Container[int]) -> None:
         """Say why steps are not made; what was said of those that are no longer there, nor among ``others``, is forgotten."""

@@ -63,6 +63,11 @@ class Screen:
         if not self.session.json and self.session.quiet < 2:
             self.session.labelled("warning", WARNING, f"{run.name}: {warning}")
 
+    def tells(self, run: Path, text: str) -> None:
+        """What of a run is left out as it should be."""
+        if not self.session.json and not self.session.quiet:
+            self.session.labelled("left out", DIM, f"{run.name}: {text}")
+
     def line(self, line: str) -> None:
         """A line of a command."""
         if not self.session.json and not self.session.quiet:
@@ -82,7 +87,7 @@ def watch_result(result: WatchResult, session: Session) -> None:
         return
     for note in result.notes:
         # Why a step waits, and what a run warns of, was said when it began to.
-        if note.code not in ("step-waits", "older-steps"):
+        if note.level == "warning" and note.code not in ("step-waits", "older-steps"):
             session.labelled("warning", WARNING, note.text)
     happened = {event.run for event in result.events}
     for output in result.newest:

@@ -32,7 +32,7 @@ def watch(
     screen = Screen(session, [Path(run) for run in runs])
 
     def work(shown: Progress) -> WatchResult:
-        listener = Listener(screen.event, screen.waits, screen.line, screen.warns)
+        listener = Listener(screen.event, screen.waits, screen.line, screen.warns, screen.tells)
         return watching.watch(runs, output, type=type, base=base, listener=listener, progress=shown, **given)
 
     return session.run(work, watch_result, lambda result: result.exit_code)

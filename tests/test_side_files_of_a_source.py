@@ -109,7 +109,7 @@ class TestOtherFiles:
         assert result.exit_code == 0
 
     def test_of_another_program_are_compared_by_the_ids_of_tokens(self, hub: Path, tmp_path: Path) -> None:
-        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(), {"generation_config.json": {"temperature": 1.0}})
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(), {"generation_config.json": {"temperature": 0.6, "top_p": 1.0}})
         edit(other / "tokenizer.json", other=1)
         assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {}
         vocabulary = {f"t{i}": 59 - i for i in range(60)}
@@ -225,6 +225,20 @@ class TestWhatAnotherProgramWrote:
             "preprocessor_config.json": "other-side-file: it says otherwise than that of the source: size",
             "tokenizer_config.json": "other-side-file: it says otherwise than that of the source: add_bos_token",
         }
+
+    def test_and_samples_texts_otherwise_is_told(self, pair: tuple[Path, Path]) -> None:
+        sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "eos_token_id": 1, "transformers_version": "1"}
+        for path in pair:
+            (path / "generation_config.json").write_text(json.dumps(sampled))
+        # Defaults may be written or not, and other versions of transformers write nothing for them.
+        edit(pair[1] / "generation_config.json", num_beams=1, repetition_penalty=None, transformers_version="2")
+        assert self.found(pair) == {}
+        edit(pair[1] / "generation_config.json", temperature=0.1, top_p=None)
+        text = "other-side-file: it samples texts otherwise than that of the source: "
+        assert self.found(pair) == {"generation_config.json": f"{text}temperature (0.1, 0.7), top_p (1.0, 0.9)"}
+        assert self.found(pair[::-1])["generation_config.json"].startswith(text)
+        edit(pair[1] / "generation_config.json", temperature=0.7, top_p=0.9, eos_token_id=2)
+        assert self.found(pair)["generation_config.json"].startswith("other-side-file: it says otherwise than that of the source: eos")
 
     @pytest.mark.parametrize(("name", "mine", "others"), [("vocab.txt", "a\nb\n", "b\na\n"), ("tokenizer.model", "YQ== 0\n", "Yg== 0\n")])
     def test_and_has_another_vocabulary_is_told(self, name: str, mine: str, others: str, pair: tuple[Path, Path]) -> None:

@@ -17,7 +17,16 @@ from ckpt_cli.hub.beside.names import TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.processors import PREPROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.contents.side_files import MERGES, TEMPLATE, differing, has_template, is_needed_whole, other_code, processors_of
+from ckpt_cli.hub.contents.side_files import (
+    MERGES,
+    TEMPLATE,
+    differing,
+    has_template,
+    is_needed_whole,
+    other_code,
+    processors_of,
+    sampling,
+)
 from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.loaded_with.read_by_processor import names_read
 from ckpt_cli.hub.settings import differences, settings_text
@@ -76,6 +85,8 @@ def _as_another_program_writes(folder: Path, source: Assets) -> Iterator[Finding
                 yield finding("other-side-file", f"it says otherwise than that of the source: {few(keys, 4)}", file=name)
             elif not name.endswith(".json") and has_template(source) and has_template(assets):
                 yield finding("other-side-file", f"{name} of the source says otherwise{(keys and f': {few(keys, 4)}') or ''}")
+        if keys := sampling(assets.files, source.files):
+            yield finding("other-side-file", f"it samples texts otherwise than that of the source: {few(keys, 4)}", file=GENERATION_CONFIG)
         for name in other_code(assets.files, source.files):
             yield finding("other-side-file", "the source has other code", file=name)
 

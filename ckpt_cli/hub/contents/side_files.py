@@ -106,7 +106,7 @@ def side_file_notes(sources: Sequence[tuple[str, Assets]], taken: Assets) -> lis
             if not coded and (names := other_code(each.assets.files, newest.assets.files)):
                 text = f"code of the model differs in {between}: {few(names)}; that of {newest.label} is taken"
                 coded.append(Note("warning", "side-files-differ", text))
-            if not told and (keys := _sampling(each, newest)):
+            if not told and (keys := sampling(each.files, newest.files)):
                 text = f"{GENERATION_CONFIG} of {between} differ in how texts are sampled: {few(keys)}; that of {newest.label} is taken"
                 told.append(Note("info", "sampling-differs", text))
     return [*warned, *coded, *told]
@@ -338,10 +338,10 @@ def _ids(value: Any) -> Any:
     return sorted(value, key=str) if isinstance(value, list) else [value] if type(value) is int else value
 
 
-def _sampling(each: _Prepared, newest: _Prepared) -> list[str]:
-    """How texts are sampled differently where both say anything of it."""
-    if not (GENERATION_CONFIG in each.digests and GENERATION_CONFIG in newest.digests):
+def sampling(one: Files, other: Files) -> list[str]:
+    """How texts are sampled differently where both say anything of it: the settings, each with its two values."""
+    if not (GENERATION_CONFIG in one and GENERATION_CONFIG in other):
         return []
-    one, other = (_content(prepared.files[GENERATION_CONFIG]) for prepared in (each, newest))
-    one, other = ({**SAMPLING, **{key: value for key, value in content.items() if value is not None}} for content in (one, other))
-    return sorted(f"{key} ({one[key]}, {other[key]})" for key in SAMPLING if one[key] != other[key])
+    mine, others = (_content(files[GENERATION_CONFIG]) for files in (one, other))
+    mine, others = ({**SAMPLING, **{key: value for key, value in content.items() if value is not None}} for content in (mine, others))
+    return sorted(f"{key} ({mine[key]}, {others[key]})" for key in SAMPLING if mine[key] != others[key])

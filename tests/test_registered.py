@@ -12,7 +12,7 @@ import torch
 import ckpt_cli
 from ckpt_cli.discover.components import with_ema_of_model
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import NoComponent, UsageError
 from tests import tiny
 from tests.tensors import differences, load
 
@@ -39,6 +39,9 @@ def test_an_average_by_names_is_told_and_read(tmp_path: Path, inside: str | None
     with pytest.raises(UsageError, match="may have an EMA") as caught:
         ckpt_cli.merge(folder, tmp_path / "out", type="ema", ema_from_model=True)
     assert str(folder / NAME) in str(caught.value.hint)
+    with pytest.raises(NoComponent) as missed:
+        ckpt_cli.merge(folder, tmp_path / "out", type="ema")
+    assert missed.value.hint == f"{NAME} (registered with accelerate) holds weights: pass {folder / NAME} if that is it"
     ckpt_cli.merge(folder / NAME, tmp_path / "ema", base=folder)
     assert differences(load(tmp_path / "ema"), average) == []
     ckpt_cli.merge(folder, tmp_path / "model")
@@ -52,12 +55,19 @@ def test_an_average_without_names_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="may have an EMA") as caught:
         ckpt_cli.merge(folder, tmp_path / "out", type="ema", ema_from_model=True)
     assert "no names" in str(caught.value.hint)
+    with pytest.raises(NoComponent) as missed:
+        ckpt_cli.merge(folder, tmp_path / "out", type="ema")
+    assert "without names, as averages do" in str(missed.value.hint)
 
 
 @pytest.mark.parametrize("content", [{"global_step": 7}, {"last_epoch": 1, "base_lrs": [0.1]}, {"x": {"weight": torch.ones(3, 3)}}, [1]])
 def test_other_objects_are_not_told(tmp_path: Path, content: Any) -> None:
     folder = saved(tmp_path / "checkpoint_1", content)
     assert told(folder) == []
+    if "x" not in content:
+        with pytest.raises(NoComponent) as missed:
+            ckpt_cli.merge(folder, tmp_path / "out", type="ema")
+        assert missed.value.hint == "leave out --type: model is all that is here"
     ckpt_cli.merge(folder, tmp_path / "out", type="ema", ema_from_model=True)
     assert differences(load(tmp_path / "out"), tiny.weights()) == []
 

@@ -109,7 +109,7 @@ class TestOtherFiles:
         assert result.exit_code == 0
 
     def test_of_another_program_are_compared_by_the_ids_of_tokens(self, hub: Path, tmp_path: Path) -> None:
-        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(), {"generation_config.json": {"temperature": 0.6, "top_p": 1.0}})
+        other = tiny.folder(tmp_path / "export", tiny.weights(1), tiny.classless(), {"generation_config.json": {"temperature": 0.6}})
         edit(other / "tokenizer.json", other=1)
         assert of_source(ckpt_cli.verify(other, against=tmp_path / "run")) == {}
         vocabulary = {f"t{i}": 59 - i for i in range(60)}

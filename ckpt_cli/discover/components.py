@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.forms.registered import hint_of_registered
 from ckpt_cli.discover.forms.samples import sample_steps
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.steps import steps_of_run
-from ckpt_cli.errors import CkptError, IncompleteError, NoComponent, PartOfSet
+from ckpt_cli.errors import CkptError, IncompleteError, NoComponent, PartOfSet, Undecidable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match
@@ -162,12 +163,17 @@ def component_names(found: Found, wanted: str | None) -> list[str]:
             unknown = next((place.match.trouble for place in found.places if place.match.trouble and _is_unknown(place.match)), None)
             if unknown is not None:
                 raise unknown
-            raise _no_component("this checkpoint has no", name, found.path, {other: other for other in there})
+            error = _no_component("this checkpoint has no", name, found.path, {other: other for other in there})
+            if is_average_name(name) and (hint := hint_of_registered(found)) is not None:
+                error.hint = hint
+            raise error
     return names
 
 
 def _is_unknown(match: Match) -> bool:
     """Whether only reading the files of a match, which failed, would say which components are in them."""
+    if isinstance(match.trouble, Undecidable) and not isinstance(match.trouble, SeveralGroups):
+        return True  # each of them may have what is asked for
     known = format_of(match)
     return known.by_content or (known.single_file(match) is not None and not isinstance(match.trouble, SeveralGroups | PartOfSet))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ckpt_cli
-from ckpt_cli.errors import CkptError, MissingShard, Undecidable, Unsupported
+from ckpt_cli.errors import CkptError, MissingShard, MixedWorldSizes, PartOfSet, Undecidable, Unsupported
 from ckpt_cli.formats.base import WEIGHTS_16
 from tests.conftest import Copy
 from tests.formats.test_deepspeed import changed
@@ -146,3 +146,31 @@ class TestLayersCutByTensorParallelism:
             path.unlink()  # the first rank's part alone
         with pytest.raises(CkptError):
             ckpt_cli.merge(tag, tmp_path / "out")
+
+
+class TestModelParallelFilesThatSayNothing:
+    """SwissArmyTransformer writes a file per model parallel rank under DeepSpeed's names, and nothing of DeepSpeed's into it."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        (tmp_path / "run" / "1000").mkdir(parents=True)
+        (tmp_path / "run" / "latest").write_text("1000")
+        for rank in range(2):
+            torch.save({"module": {"up.weight": torch.full((4, 2), rank)}}, tmp_path / "run" / "1000" / f"mp_rank_0{rank}_model_states.pt")
+        return tmp_path / "run"
+
+    @pytest.mark.parametrize("path", ["", "1000", "1000/mp_rank_00_model_states.pt"])
+    def test_are_refused_as_parts(self, path: str, run: Path, tmp_path: Path) -> None:
+        """They were taken for files of two saves, of which one should be moved away."""
+        with pytest.raises(PartOfSet, match="2 model parallel ranks, of which none says how the weights are cut") as refused:
+            ckpt_cli.merge(run / path, tmp_path / "out")
+        assert "move it to a folder of its own" in str(refused.value.hint)
+
+    def test_are_read_alone(self, run: Path, tmp_path: Path) -> None:
+        (run / "1000" / "mp_rank_01_model_states.pt").unlink()
+        ckpt_cli.merge(run, tmp_path / "out")
+
+    def test_of_which_the_first_is_by_one_rank_are_of_two_saves(self, run: Path, tmp_path: Path) -> None:
+        torch.save({"module": {"up.weight": torch.ones(4, 2)}, "mp_world_size": 1}, run / "1000" / "mp_rank_00_model_states.pt")
+        with pytest.raises(MixedWorldSizes):
+            ckpt_cli.merge(run, tmp_path / "out")

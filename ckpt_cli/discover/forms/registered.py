@@ -30,10 +30,9 @@ def registered_notes(found: Found, place: Place, component: Component, files: Fi
     """
     if found.is_named(place) or not component.tensors:
         return ()
-    folders = [folder for folder in dict.fromkeys((place.home, found.path)) if is_folder(folder)]
-    paths = [path for folder in folders for path in files_in(folder, REGISTERED.fullmatch)]
+    paths = _paths(found, place)
     named = [path for path in paths if _holds(path, component, files)]
-    lists = [path for path in paths if path not in named and _lists(path, component, files)]
+    lists = [path for path in paths if path not in named and _lists(path, files, len(component.tensors))]
     if (named or lists) and _stands_for_average(found, place):
         raise UsageError(
             f"{few([path.name for path in (*named, *lists)], 3)} holds weights like those of the model, so the run may have an EMA",
@@ -49,6 +48,36 @@ def registered_notes(found: Found, place: Place, component: Component, files: Fi
         text = f"{_names(lists)} as many tensors as {place.name} without names, as an average does: only its class can load it"
         notes.append(Note("info", "other-weights", text))
     return tuple(notes)
+
+
+def hint_of_registered(found: Found) -> str | None:
+    """Where an average that is asked for may be, if a checkpoint has none: in a registered object that holds weights; None if none does."""
+    with Files() as files:
+        paths = list(dict.fromkeys(path for place in found.places for path in _paths(found, place)))
+        held = [path for path in paths if _has_weights(path, files)]
+        if held:
+            many = len(held) > 1
+            which = (
+                f"pass {shell.path(held[0])}, or another of them, if that is it" if many else f"pass {shell.path(held[0])} if that is it"
+            )
+            return f"{few([path.name for path in held], 3)} (registered with accelerate) {'hold' if many else 'holds'} weights: {which}"
+        if any(_lists(path, files) for path in paths):
+            return "an object that was registered with accelerate holds tensors without names, as averages do: only its class can load it"
+    return None
+
+
+def _paths(found: Found, place: Place) -> list[Path]:
+    folders = [folder for folder in dict.fromkeys((place.home, found.path)) if is_folder(folder)]
+    return [path for folder in folders for path in files_in(folder, REGISTERED.fullmatch)]
+
+
+def _has_weights(path: Path, files: Files) -> bool:
+    """Whether a file can be read as a model that has a matrix: schedulers and counters have none."""
+    try:
+        (match,) = recognise(path)
+        return any(len(tensor.shape) > 1 for tensor in describe(match, files, ReadOptions()).tensors.values())
+    except (CkptError, ValueError):
+        return False
 
 
 def _names(paths: Sequence[Path]) -> str:
@@ -76,11 +105,11 @@ def _shapes(component: Component) -> Mapping[str, tuple[int, ...]]:
     return {new: component.tensors[old].shape for old, new in stripped_names(component.tensors).items()}
 
 
-def _lists(path: Path, component: Component, files: Files) -> bool:
-    """Whether a file has an average without names in it, of about as many tensors as the model has."""
+def _lists(path: Path, files: Files, count: int = 0) -> bool:
+    """Whether a file has an average without names in it, of about as many tensors as the model, which has ``count``."""
     try:
         entries = as_dict(files.parsed(path, TorchFile).root) or {}
     except CkptError:
         return False
     lists = [entries[key] for key in NAMELESS if isinstance(entries.get(key), (list, tuple))]
-    return any(2 * len(each) > len(component.tensors) for each in lists)
+    return any(2 * len(each) > count for each in lists)

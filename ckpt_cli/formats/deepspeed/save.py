@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, reading
+from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard, MixedWorldSizes, PartOfSet, reading
 from ckpt_cli.files.folders import folders_in, is_file
 from ckpt_cli.files.pickle_nodes import as_dict
 from ckpt_cli.files.source import Files
@@ -213,7 +213,15 @@ def _first_path(held: Mapping[int, Mapping[int, Path]]) -> Path:
 def _check_model_ranks(save: Save) -> None:
     """That the files of all stages of a pipeline, or ranks of tensor parallelism, are there, and no others."""
     there = len(save.models)
-    count = save.first.number("mp_world_size") or 1
+    said = save.first.number("mp_world_size")
+    if said is None and there > 1:
+        raise PartOfSet(
+            f"files of {there} model parallel ranks, of which none says how the weights are cut over them",
+            path=save.root,
+            expected="files of DeepSpeed, which have an mp_world_size, or one file",
+            hint="put them together with the program that wrote them; if one is a whole model, move it to a folder of its own",
+        )
+    count = said or 1
     if there < count:
         raise _missing(
             "model states", save.first.path, min(save.models), next(rank for rank in range(there + 1) if rank not in save.models)

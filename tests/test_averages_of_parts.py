@@ -79,6 +79,26 @@ def test_what_may_be_a_part_of_the_model_is_written_and_told(kind: str, tmp_path
     assert "4 tensors under system.net_ema. could be an average" in next(note.text for note in notes if note.code == "average-or-part")
 
 
+def test_averages_of_several_parts_are_one(tmp_path: Path) -> None:
+    model = tensors(0, "unet.") | tensors(2, "text_encoder.")
+    state = {**model, **tensors(1, "unet_ema."), **tensors(3, "text_encoder_ema.")}
+    ckpt_cli.merge(written("torch", state, tmp_path / "in"), tmp_path / "model")
+    ckpt_cli.merge(tmp_path / "in", tmp_path / "ema", type="ema")
+    assert differences(load(tmp_path / "model"), model) == []
+    assert differences(load(tmp_path / "ema"), tensors(1, "unet.") | tensors(3, "text_encoder.")) == []
+
+
+def test_a_second_average_of_the_same_part_is_told(tmp_path: Path) -> None:
+    second = tensors(3, "net_ema2.")
+    state = {**second, **tensors(1, "net_ema1."), **tensors(0, "net.")}
+    notes = ckpt_cli.merge(written("torch", state, tmp_path / "in"), tmp_path / "model").checkpoint.notes
+    told = next(note.text for note in notes if note.code == "average-or-part")
+    assert told.startswith("4 tensors under net_ema1. are an average of the others by their names")
+    assert told.endswith("; --exclude 'net_ema1.*' leaves them out")
+    ckpt_cli.merge(tmp_path / "in", tmp_path / "ema", type="ema")
+    assert differences(load(tmp_path / "ema"), tensors(3, "net.")) == []
+
+
 MODULES = {
     "a gate in each layer": (
         "layers.{}.attn.o.weight",
@@ -87,6 +107,7 @@ MODULES = {
         "layers.{}.attn.ema_gate.bias",
     ),
     "twins in each layer": ("layers.{}.mlp.in.weight", "layers.{}.mlp_ema.in.weight"),
+    "a part of both": ("net.ema_gate.in.weight", "net.{}.weight", "net_ema.ema_gate.other.weight"),
     "a gate of a name that is everywhere": ("layers.{}.attn.weight", "top.attn{}.weight", "ema_gate.weight"),
 }
 

@@ -25,10 +25,12 @@ def twin_notes(name: str, tensors: Mapping[str, Tensor]) -> list[Note]:
     split = None if is_average_name(unnumbered(name)[0]) else split_average(tensors)
     if split is None:
         return []
-    shown = printable(split.prefix)
+    shown = few([printable(prefix) for prefix in split.prefixes])
+    options = " ".join(f"--exclude '{printable(prefix)}*'" for prefix in split.prefixes)
+    left_out = f"{options} {'leaves' if len(split.prefixes) == 1 else 'leave'} them out"
     if not split.alone:
         text = f"{len(split.average)} tensors under {shown} are an average of the others by their names, and are written with them"
-        return [Note("warning", "average-or-part", f"{text}; --exclude '{shown}*' leaves them out")]
+        return [Note("warning", "average-or-part", f"{text}; {left_out}")]
     text = f"{len(split.average)} tensors under {shown} could be an average (--type ema) or a part of the model: they are written with it"
     why = f"{few(list(split.alone), 3)} {'has' if len(split.alone) == 1 else 'have'} no partner there"
-    return [Note("warning", "average-or-part", f"{text}, since {why}; --exclude '{shown}*' leaves them out")]
+    return [Note("warning", "average-or-part", f"{text}, since {why}; {left_out}")]

@@ -102,14 +102,15 @@ def averaged_alone(entries: Mapping[Any, Any]) -> dict[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """An average in the state dict of a model, under a ``prefix``: the ``model``, and the ``average`` under the model's names.
+    """Averages in the state dict of a model, each under one of the ``prefixes``: the ``model``, and the ``average`` under its names.
 
-    ``counters`` are numbers of the average about itself, ``trained`` the model that its state has beside it: they are in neither.
+    Averages of several parts of the model (``unet_ema`` and ``text_encoder_ema``) are one; another one of the same part stays in the model.
+    ``counters`` are numbers of an average about itself, ``trained`` the model that its state has beside it: they are in neither.
     ``alone`` are tensors of the model without a partner, where nothing but names shows that it is an average: a class may have a module
     and its twin. The model then has all tensors.
     """
 
-    prefix: str
+    prefixes: tuple[str, ...]
     model: dict[Any, Any]
     average: dict[Any, Any]
     alone: tuple[str, ...] = ()
@@ -126,22 +127,51 @@ def split_average(entries: Mapping[Any, Any]) -> Split | None:
     whole = state_of({short: name for name, short in bare.items()})
     if whole is not None:
         return _split_pair(whole, entries)
-    for prefix in itertools.islice(_prefixes(bare.values()), MAX_STARTS):
+    prefixes = tuple(itertools.islice(_prefixes(bare.values()), MAX_STARTS))
+    averages: dict[str, AverageState] = {}
+    for prefix in prefixes:
+        if prefix.startswith(tuple(averages)):
+            continue
         inside = {short.removeprefix(prefix): name for name, short in bare.items() if short.startswith(prefix)}
-        others = {short: name for name, short in bare.items() if not short.startswith(prefix)}
-        split = _split_below(prefix, inside, others, entries)
-        if split is not None:
-            return split
-    return None
+        # One average is none of another, unless what is called like one is a part of the model.
+        for others in (prefixes, (prefix,)):
+            state = _average_of(prefix, inside, {short: name for name, short in bare.items() if not short.startswith(others)})
+            if state is not None:
+                averages[prefix] = state
+                break
+    return _joined(averages, bare, entries) if averages else None
+
+
+def _joined(averages: Mapping[str, AverageState], bare: Mapping[str, str], entries: Mapping[Any, Any]) -> Split:
+    """The first average, and those of other parts of the model; the model is what is left."""
+    joined: dict[str, AverageState] = {}
+    average: dict[str, str] = {}
+    for prefix, state in averages.items():
+        if state.average.keys().isdisjoint(average):
+            joined[prefix] = state
+            average |= state.average
+    counters, trained = dict[str, Any](), dict[str, Any]()
+    for state in reversed(joined.values()):
+        counters |= {short: entries[name] for short, name in state.counters.items()}
+        trained |= {short: entries[name] for short, name in state.trained.items()}
+    beside = [name for name, short in bare.items() if not short.startswith(tuple(averages))]
+    alone = [name for name in beside if name not in average and bare[name].rpartition(".")[2] in LEARNED]
+    values = {name: entries[averaged] for name, averaged in average.items()}
+    if alone and not counters and not trained:
+        return Split(tuple(joined), dict(entries), values, tuple(alone))
+    taken = {name for name, short in bare.items() if short.startswith(tuple(joined))}
+    return Split(tuple(joined), {name: node for name, node in entries.items() if name not in taken}, values, (), counters, trained)
 
 
 def _prefixes(names: Iterable[str]) -> list[str]:
     """Beginnings of names that end with what an average is called, the shortest first; one with a number is that of one layer of many."""
+    names = list(names)
+    called = {part for part in {part for name in names for part in name.split(".")[:-1]} if AVERAGE.fullmatch(part)}
     found = dict.fromkeys(
         name[: part.end()]
-        for name in names
+        for name in (names if called else ())
         for part in PARTS.finditer(name)
-        if AVERAGE.fullmatch(part[1]) and not NUMBERED.search(name[: part.start()])
+        if part[1] in called and not NUMBERED.search(name[: part.start()])
     )
     return sorted(found, key=lambda prefix: prefix.count("."))
 
@@ -152,11 +182,11 @@ def _split_pair(state: AverageState, entries: Mapping[Any, Any]) -> Split | None
         return None
     parts = (state.trained, state.average, state.counters)
     model, average, counters = ({short: entries[name] for short, name in part.items()} for part in parts)
-    return Split(AVERAGED, model, average, counters=counters)
+    return Split((AVERAGED,), model, average, counters=counters)
 
 
-def _split_below(prefix: str, inside: Mapping[str, str], others: Mapping[str, str], entries: Mapping[Any, Any]) -> Split | None:
-    """What lies under a prefix as an average of the ``others``, which are names by what is left of them; None if it is none."""
+def _average_of(prefix: str, inside: Mapping[str, str], others: Mapping[str, str]) -> AverageState | None:
+    """What lies ``inside`` of a prefix as an average of the ``others``, by their names, None if it is none. Both map names to full ones."""
     state = state_of(inside)
     if state is None:
         counters = {short: name for short, name in inside.items() if short in COUNTERS}
@@ -169,14 +199,7 @@ def _split_below(prefix: str, inside: Mapping[str, str], others: Mapping[str, st
             partners = _partners(list(average), list(others), prefix)
     if partners is None:
         return None
-    averaged = {others[partners[short]]: entries[name] for short, name in average.items()}
-    counters, trained = ({short: entries[name] for short, name in part.items()} for part in (state.counters, state.trained))
-    paired = {*partners.values()}
-    alone = [name for short, name in others.items() if short not in paired and short.rpartition(".")[2] in LEARNED]
-    if alone and not counters and not trained:
-        return Split(prefix, dict(entries), averaged, tuple(alone))
-    taken = set(inside.values())
-    return Split(prefix, {name: node for name, node in entries.items() if name not in taken}, averaged, counters=counters, trained=trained)
+    return AverageState({others[partners[short]]: name for short, name in average.items()}, state.trained, state.counters)
 
 
 def named_as(average: Mapping[Any, Any], model: Mapping[Any, Any]) -> Mapping[Any, Any]:

@@ -107,6 +107,7 @@ MODULES = {
         "layers.{}.attn.ema_gate.bias",
     ),
     "twins in each layer": ("layers.{}.mlp.in.weight", "layers.{}.mlp_ema.in.weight"),
+    "a gate of numbers": ("net.in{}.weight", "net.norm.alpha", "net.norm.beta", "ema_gate.alpha", "ema_gate.beta"),
     "a part of both": ("net.ema_gate.in.weight", "net.{}.weight", "net_ema.ema_gate.other.weight"),
     "a gate of a name that is everywhere": ("layers.{}.attn.weight", "top.attn{}.weight", "ema_gate.weight"),
 }

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,29 +226,39 @@ def _partners(shorts: list[str], others: list[str], prefix: str = "") -> dict[st
     The average may be one of a part of the model, at any depth: the start of that part is what its names leave out. Of several parts with
     these names, that after which the average under ``prefix`` is called (``net_ema`` after ``net``).
     """
-    for written in (str, _without_dots) if shorts else ():
-        for start in _starts(max(shorts, key=len), others, written, prefix):
-            known = {written(name.removeprefix(start)): name for name in others if name.startswith(start)}
-            if len(known) == sum(name.startswith(start) for name in others) and all(short in known for short in shorts):
-                return {short: known[short] for short in shorts}
+    if not shorts:
+        return None
+    there, probe = frozenset(others), max(shorts, key=len)
+    for start in _likely(((name[: -len(probe)], probe) for name in others if name.endswith(probe)), prefix):
+        if all(start + short in there for short in shorts):
+            return {short: start + short for short in shorts}
+    if any("." in short for short in shorts):
+        return None
+    for start in _likely(_without_dots(probe, others), prefix):
+        inside = [name for name in others if name.startswith(start)]
+        known = {name.removeprefix(start).replace(".", ""): name for name in inside}
+        if len(known) == len(inside) and all(short in known for short in shorts):
+            return {short: known[short] for short in shorts}
     return None
 
 
-def _starts(short: str, others: Iterable[str], written: Callable[[str], str], prefix: str) -> list[str]:
-    """What the names in ``others`` that end with a name of an average have before it.
+def _without_dots(short: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """What names have before a part of them that is a name of an average, written without its dots; and this part."""
+    for name in names:
+        if name.replace(".", "").endswith(short):
+            cuts = (0, *(dot.end() for dot in re.finditer(r"\.", name)))
+            yield from ((name[:cut], name[cut:]) for cut in cuts if name[cut:].replace(".", "") == short)
 
-    Names of one part are those of any module: ``weight`` deep in a model is no sign of an average.
+
+def _likely(starts: Iterable[tuple[str, str]], prefix: str) -> list[str]:
+    """The starts of parts of a model, each with the rest of a name, those after which the average is called and the shortest first.
+
+    A rest of one word, ``weight``, is in any module: deep in a model it is no sign of an average.
     """
-    found: dict[str, None] = {}
-    for name in others:
-        if not written(name).endswith(short):
-            continue
-        cuts = (0, *(dot.end() for dot in re.finditer(r"\.", name)))
-        start = next((name[:cut] for cut in cuts if written(name[cut:]) == short), None)
-        if start is not None and (start.count(".") < 2 or "." in name[len(start) :]) and not NUMBERED.search(start):
-            found[start] = None
+    found = {start for start, rest in starts if (start.count(".") < 2 or "." in rest) and (start.endswith(".") or not start)}
     own = prefix.split(".")[:-1]
-    return sorted(found, key=lambda start: (not _is_called_after(own, start), start.count(".")))[:MAX_STARTS]
+    likely = [start for start in found if not NUMBERED.search(start)]
+    return sorted(likely, key=lambda start: (not _is_called_after(own, start), start.count("."), start))[:MAX_STARTS]
 
 
 def _is_called_after(average: Sequence[str], start: str) -> bool:
@@ -257,10 +267,6 @@ def _is_called_after(average: Sequence[str], start: str) -> bool:
     parts = start.split(".")[:-1]
     stem = CALLED.sub("", last)
     return bool(stem) and parts[: len(above) + 1] == [*above, stem]
-
-
-def _without_dots(name: str) -> str:
-    return name.replace(".", "")
 
 
 def telling(entries: Mapping[Any, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ckpt_cli.hub.config import Config, architecture, writes_texts
 from ckpt_cli.hub.layers.counts import Count, layer_count, layer_counts, may_loop, most_layers, tower_of
 from ckpt_cli.hub.layers.mismatch import Mismatch
 from ckpt_cli.hub.layers.stacks import LISTED, Layers, holes, is_block, is_inner
-from ckpt_cli.names import few, plural
+from ckpt_cli.names import few, plural, printable
 
 NUMBERED = re.compile(r"[0-9](?![^.])")
 """The end of a part of a name that has a number, as layers have in all ways to name them."""
@@ -96,20 +96,22 @@ def length_mismatches(config: Config, stacks: Mapping[str, Layers], *, predicted
         if unexplained:
             stack = max(unexplained, key=lambda stack: sum(map(len, held.outer[stack].values())))
             exact = first.is_main and wanted > 1 and len(unexplained) == 1 and not predicted
-            yield from length_mismatch(stack, held.outer[stack], wanted, exact=exact)
+            key = "" if first.is_main else first.name
+            yield from length_mismatch(stack, held.outer[stack], wanted, exact=exact, key=key)
         elif first.is_main and held.outer and not own and architecture(config) is not None and writes_texts(config):
             text = f"config.json says {plural(wanted, 'layer')}, and the only layers are {few([f'{stack}.*' for stack in held.outer], 3)}"
             yield Mismatch("no-layers", f"{text}: they may be those of one part of the model")
 
 
-def length_mismatch(stack: str, layers: Layers, wanted: int, *, exact: bool) -> Iterator[Mismatch]:
-    """A stack that has fewer layers than the config says; ``exact``: or more."""
+def length_mismatch(stack: str, layers: Layers, wanted: int, *, exact: bool, key: str = "") -> Iterator[Mismatch]:
+    """A stack that has fewer layers than the config says, by a ``key`` that is told if there is one; ``exact``: or more."""
     last = max(layers)
     absent = [*holes(layers), *range(last + 1, min(wanted, last + 1 + LISTED))]
     if absent and last < wanted and is_block(layers, last):
         listed = few([str(number) for number in absent], 3)
         which = f"layer {listed} is missing" if len(absent) == 1 else f"layers {listed} are missing"
-        text = f"config.json says {plural(wanted, 'layer')}, but {stack} has {len(layers)}: {which}"
+        said = f"{plural(wanted, 'layer')} ({printable(key)})" if key else plural(wanted, "layer")
+        text = f"config.json says {said}, but {stack} has {len(layers)}: {which}"
         yield Mismatch("missing-layers", text, tuple(f"{stack}.{number}.*" for number in absent))
     elif exact and last + 1 > wanted:
         yield Mismatch("extra-layers", f"config.json says {plural(wanted, 'layer')}, but {stack} ends with layer {last}")

@@ -44,10 +44,14 @@ def uneven_layers(stack: str, layers: Layers, config: Config) -> Iterator[Mismat
         if (fuller := next((kind for kind, count in kinds.most_common() if leaves < kind and count >= kinds[frozenset(leaves)]), None))
     }
     lost = next((number for number, fuller in poorer.items() if _is_lost(layers, number, fuller, config)), None)
-    odd = (
-        [] if _are_regular(list(poorer), len(layers)) else [number for number in poorer if not _may_differ(layers, number, poorer[number])]
+    odd = [number for number, fuller in poorer.items() if not _may_differ(layers, number, fuller)]
+    is_uneven = (
+        odd
+        and not _are_regular(list(poorer), len(layers))
+        and len(layers) >= LONG
+        and 4 * len(poorer) <= len(layers)
+        and len(poorer[odd[0]]) >= BLOCK
     )
-    is_uneven = odd and len(layers) >= LONG and 4 * len(poorer) <= len(layers) and len(poorer[odd[0]]) >= BLOCK
     if lost is not None or is_uneven:
         number = lost if lost is not None else odd[0]
         absent, count = sorted(poorer[number] - layers[number]), kinds[poorer[number]]

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpt_cli.hub.config import Config, levels
-from ckpt_cli.hub.layers.counts import counts_layers
+from ckpt_cli.hub.layers.counts import counts_layers, layer_count
 from ckpt_cli.hub.layers.mismatch import Mismatch
-from ckpt_cli.hub.layers.stacks import BLOCK, LISTED, Layers, holes, is_block
+from ckpt_cli.hub.layers.stacks import BLOCK, EXPERTS, LISTED, Layers, holes, is_block, is_inner
 from ckpt_cli.names import few, plural
 
 LONG = 6
@@ -45,19 +45,20 @@ def uneven_layers(stack: str, layers: Layers, config: Config) -> Iterator[Mismat
     }
     lost = next((number for number, fuller in poorer.items() if _is_lost(layers, number, fuller, config)), None)
     odd = [number for number, fuller in poorer.items() if not _may_differ(layers, number, fuller)]
-    is_uneven = (
-        odd
-        and not _are_regular(list(poorer), len(layers))
-        and len(layers) >= LONG
-        and 4 * len(poorer) <= len(layers)
-        and len(poorer[odd[0]]) >= BLOCK
-    )
-    if lost is not None or is_uneven:
+    few_of_many = 4 * len(poorer) <= len(layers) or len(layers) < BLOCK
+    is_uneven = odd and few_of_many and len(poorer[odd[0]]) >= BLOCK and not _are_regular(list(poorer), len(layers))
+    if lost is not None or (is_uneven and (len(layers) >= LONG or _are_the_models(layers, config))):
         number = lost if lost is not None else odd[0]
         absent, count = sorted(poorer[number] - layers[number]), kinds[poorer[number]]
         text = f"{stack}.{number} lacks {few(absent, 3)}, which {count} of the {len(layers)} layers have"
         lacking = tuple(f"{stack}.{number}.{leaf}" for leaf in absent[:LISTED]) if lost is not None else ()
         yield Mismatch("missing-layers" if lacking else "uneven-layers", text, lacking)
+
+
+def _are_the_models(layers: Layers, config: Config) -> bool:
+    """Whether a short stack is as long as the config says, and its layers are no stages of layers, which differ."""
+    are_stages = any(is_inner(leaf.partition(f"{EXPERTS}.")[0]) for leaves in layers.values() for leaf in leaves)
+    return layer_count(config) == max(layers) + 1 and not are_stages
 
 
 def _are_regular(numbers: Sequence[int], length: int) -> bool:

@@ -11,7 +11,9 @@ import torch
 
 import ckpt_cli
 from ckpt_cli.boxes import Shape
+from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.errors import MissingTensors
+from ckpt_cli.formats.registry import recognise
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.layers.counts import layer_count, layer_counts
 from tests import tiny
@@ -209,3 +211,18 @@ T5 = {
     for layer, kind in enumerate(kinds)
     for leaf in ("layer_norm", *([f"{kind}.{each}" for each in "qkvo"] if kind else ["DenseReluDense.wi", "DenseReluDense.wo"]))
 }
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "is_stray"),
+    [
+        ({"num_hidden_layers": 4, "num_hidden_groups": 1}, "albert.encoder.albert_layer_groups.0.albert_layers", False),
+        ({"num_layers": 4}, "encoder.block", True),
+        ({"num_layers": 1}, "encoder.block", False),
+    ],
+    ids=["layers that are used several times", "too few", "enough"],
+)
+def test_weights_beside_steps_are_the_final_model(tmp_path: Path, config: dict[str, Any], name: str, is_stray: bool) -> None:
+    tensors = {name: torch.full(shape, 0.5) for name, shape in model({name: 1}).items()}
+    run = tiny.folder(tmp_path / "run", tensors, {"model_type": "own", "hidden_size": 8, **config})
+    assert (stray_files(run, recognise(run)) is not None) == is_stray

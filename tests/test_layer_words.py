@@ -40,6 +40,7 @@ ONE_STACK: dict[str, tuple[dict[str, Any], str]] = {
     "camelCase": ({"numLayers": 8}, "decoder.layers"),
     "deep": ({"depth": 8, "patch_size": 7}, "trunk.resblocks"),
     "ViT": ({"model_type": "vit", "num_hidden_layers": 8}, "vit.encoder.layer"),
+    "sentences": ({"num_hidden_layers": 8}, "0.auto_model.encoder.layer"),
     "llm": ({"llm_config": {"num_hidden_layers": 8}}, "language_model.model.layers"),
     "prompted": ({"num_layers": 8, "pre_seq_len": 7}, "transformer.encoder.layers"),
 }

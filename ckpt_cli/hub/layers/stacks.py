@@ -39,8 +39,8 @@ def stacks_of(names: Iterable[str]) -> Mapping[str, Layers]:
 
 
 def is_inner(stack: str) -> bool:
-    """Whether a stack lies in a layer of another one."""
-    return any(part.isdecimal() for part in stack.split("."))
+    """Whether a stack lies in a layer of another one. A number in front is that of a part (sentence-transformers)."""
+    return any(part.isdecimal() for part in stack.split(".")[1:])
 
 
 def is_block(layers: Layers, number: int) -> bool:

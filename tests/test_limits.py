@@ -35,7 +35,8 @@ from ckpt_cli.formats.optimizer_state import RankEntries, regrouped
 from ckpt_cli.formats.rank_files.dtensor import DistributedLocal, RankMesh
 from ckpt_cli.formats.rank_files.experts import expert_blocks
 from ckpt_cli.hub.classes.transformers_child import asked_child
-from ckpt_cli.hub.config import expert_count, huge_number, layer_count
+from ckpt_cli.hub.config import expert_count, huge_number
+from ckpt_cli.hub.layers.counts import layer_count
 from ckpt_cli.state.optimizer import _united
 from tests.cli import ROOT
 from tests.conftest import Copy

@@ -9,7 +9,7 @@ import pytest
 
 import ckpt_cli
 from ckpt_cli.errors import UsageError
-from ckpt_cli.hub.classes.config_counts import _length
+from ckpt_cli.hub.layers.lengths import length_mismatch
 from tests import tiny
 from tests.cli import ckpt_fork as ckpt
 
@@ -65,7 +65,7 @@ class TestTheCounts:
 @pytest.mark.parametrize(("layers", "said"), [((1,), "layer 1 is missing"), ((0, 1), "layers 0, 1 are missing")])
 def test_layers_that_are_missing_are_named_and_not_taken_for_a_count(layers: tuple[int, ...], said: str) -> None:
     held = {number: {f"{part}.weight" for part in range(8)} for number in range(3) if number not in layers}
-    (found,) = _length("model.layers", held, 3, exact=False)
+    (found,) = length_mismatch("model.layers", held, 3, exact=False)
     assert found.text.endswith(f": {said}")
 
 

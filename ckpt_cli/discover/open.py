@@ -59,7 +59,8 @@ from ckpt_cli.formats.base import ReadOptions, ShardOrder, are_apart
 from ckpt_cli.formats.registry import describe, format_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
-from ckpt_cli.hub.config import Config, architecture, expert_count, layer_count
+from ckpt_cli.hub.config import Config, architecture, expert_count
+from ckpt_cli.hub.layers.counts import layer_count
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average, statistics_notes
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import few, unnumbered

@@ -71,13 +71,6 @@ def expert_count(config: Config) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def layer_count(config: Config) -> int | None:
-    """The number of layers of the model, or of its language model."""
-    text = config.get("text_config")
-    found = [level.get("num_hidden_layers") for level in (config, text) if isinstance(level, Mapping)]
-    return next((count for count in found if type(count) is int), None)
-
-
 def is_quantised(config: Config) -> bool:
     """Whether a config says that weights are quantised, as transformers or as mlx_lm, whose older folders have ``quantization`` alone."""
     of_mlx = config.get("quantization")

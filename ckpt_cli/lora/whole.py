@@ -12,7 +12,8 @@ from typing import Any
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.classes.tying import ties_embeddings
-from ckpt_cli.hub.config import Config, layer_count
+from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.layers.counts import layer_count
 from ckpt_cli.hub.peft_names import PREFIX, PeftState
 from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.biases import bias_kind, missing_biases

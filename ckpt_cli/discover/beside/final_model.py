@@ -19,7 +19,7 @@ from ckpt_cli.formats.safetensors.leftovers import leftover_text
 from ckpt_cli.formats.safetensors.names import is_index
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.config import layer_count
+from ckpt_cli.hub.layers.counts import layer_count, may_loop
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.tensors.component import Component, Note
 
@@ -49,7 +49,7 @@ def stray_files(folder: Path, matches: Sequence[Match]) -> tuple[str, str] | Non
         return None if is_file(folder / "llm_config.json") else (name, f"there is no {CONFIG} beside it")
     try:
         config: Any = parse_json(read_small(folder / CONFIG))
-        layers = layer_count(config) if isinstance(config, dict) else None
+        layers = layer_count(config) if isinstance(config, dict) and not may_loop(config) else None
         if main.trouble is not None:
             return None
         if not layers:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckpt_cli.hub.config import Config, expert_count, is_quantised, layer_count, levels
+from ckpt_cli.hub.config import Config, expert_count, is_quantised, levels
+from ckpt_cli.hub.layers.counts import layer_count
+from ckpt_cli.hub.layers.stacks import LAYER
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "mtp_num_layers", "num_mtp_modules")
 PART = re.compile(r"(^|\.)(mtp|mtp_[a-z_]+|eh_proj|nextn_predict_layers|enorm|hnorm)(\.|$)")
-LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)(?=\.(?P<number>[0-9]{1,9})\.(?P<leaf>.+))")
 OWN = re.compile(
     r"(?P<stack>(?P<part>(?:.+\.)?mtp)(?:\.layers)?|(?:.+\.)?(?:mtp_layers|mtp_block|nextn_predict_layers))\.(?P<number>[0-9]{1,9})\.(?P<leaf>.+)"
 )
@@ -67,8 +68,8 @@ def asked_layers(config: Config) -> tuple[str, int, int | None]:
     for level in levels(config):
         key = next((key for key in COUNTS if type(level.get(key)) is int and level[key] > 0), None)
         if key is not None:
-            layers = level.get("num_hidden_layers")
-            return key, level[key], layers if type(layers) is int else layer_count(config)
+            layers = layer_count(level)
+            return key, level[key], layer_count(config) if layers is None else layers
     return "", 0, None
 
 

@@ -19,10 +19,11 @@ from ckpt_cli.hub.dialects.rotary import PARAMETERS, SCALING, has_layers, plain_
 from ckpt_cli.hub.entries.harmless import is_harmless
 from ckpt_cli.hub.entries.marks import LABELS, PROBLEM, other_marks
 from ckpt_cli.hub.entries.written import plain
+from ckpt_cli.hub.layers.counts import counts_layers
 from ckpt_cli.names import printable
 
-SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "n_embd", "n_layer", "d_model", "num_layers", "hidden_dim")
-"""What a level that describes another model contradicts."""
+SIZES = ("hidden_size", "intermediate_size", "n_embd", "d_model", "hidden_dim")
+"""What a level that describes another model contradicts, beside numbers of layers."""
 
 LIKE_A_MODEL = 2
 """So many of them, or of `COUNTS`, must agree for a level to describe the model."""
@@ -81,7 +82,7 @@ def contradicted(config: Config, noted: Mapping[str, Any], *, sure: bool = False
     images = config.get(OF_IMAGES)
     parts = [*levels(config), *([images] if isinstance(images, Mapping) else [])]
     for level in _levels(noted, parts):
-        is_model = sum(_is_one_of(level, key, parts) for key in (*SIZES, *COUNTS)) >= LIKE_A_MODEL or _names_it(level, config)
+        is_model = sum(_is_one_of(level, key, parts) for key in (*_sizes(level), *COUNTS)) >= LIKE_A_MODEL or _names_it(level, config)
         if sure and not is_model:
             continue
         for key, value, others in (*_rotary(level, config), *_entries(level, parts, is_model)):
@@ -125,7 +126,7 @@ def _levels(noted: Mapping[str, Any], parts: Sequence[Config]) -> Iterator[Mappi
         if not pending:
             return
         level = pending.popleft()
-        if any(_is_another(level, size, parts) for size in SIZES):
+        if any(_is_another(level, size, parts) for size in _sizes(level)):
             continue
         yield level
         pending += [
@@ -137,6 +138,10 @@ def _names_it(level: Mapping[str, Any], config: Config) -> bool:
     """Whether the arguments of timm are for the model of a config."""
     named = level.get("model")
     return isinstance(named, str) and named.rpartition("/")[2].partition(".")[0] == config.get(NAMED)
+
+
+def _sizes(level: Mapping[str, Any]) -> list[str]:
+    return [*SIZES, *(key for key in level if counts_layers(str(key)))]
 
 
 def _is_another(level: Mapping[str, Any], size: str, parts: Sequence[Config]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.config import EXPERT_COUNTS, Config
+from ckpt_cli.hub.layers.counts import USUAL, layer_count
 
 MAX_SIZE = 1 << 40
 
@@ -21,7 +22,7 @@ def sizes_of(config: Config) -> Mapping[str, int]:
         "1": 1,
         "h": size_of(config, "hidden_size"),
         "V": size_of(config, "vocab_size"),
-        "L": size_of(config, "num_hidden_layers"),
+        "L": size_of({USUAL: layer_count(config)}, USUAL),
         "f": size_of(config, "intermediate_size"),
         "m": size_of(config, "moe_intermediate_size", "intermediate_size"),
         "E": size_of(config, *EXPERT_COUNTS),

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckpt_cli
+from ckpt_cli import shell
 from ckpt_cli.errors import NoComponent, Unsupported
 from tests.tensors import Tensors, load
 
@@ -84,3 +85,21 @@ def test_what_is_called_like_one_is_named_where_there_is_none(tmp_path: Path, na
     assert raised.value.hint == f"{meant} is called like an average: pass it"
     ckpt_cli.merge(meant, tmp_path / "out")
     assert value(tmp_path / "out") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [("epoch=1-step=200-EMA.ckpt", "info"), ("epoch=1-step=200-v1.ckpt", "warning"), ("epoch=2-step=300-EMA.ckpt", "warning")],
+)
+def test_the_file_of_an_average_beside_that_of_its_step_is_no_newer_save(tmp_path: Path, name: str, level: str) -> None:
+    """NeMo writes one beside each, so that every merge of such a run was warned of them."""
+    run = tmp_path / "run" / "checkpoints"
+    run.mkdir(parents=True)
+    for number, each in enumerate(("epoch=0-step=100.ckpt", "epoch=1-step=200.ckpt", name)):
+        torch.save({"state_dict": state(number), "pytorch-lightning_version": "2.2", "global_step": 100}, run / each)
+    (note,) = [note for note in ckpt_cli.inspect(tmp_path / "run").checkpoint.notes if note.code == "uncounted"]
+    assert (note.level, name in note.text) == (level, True)
+    if name.endswith("-EMA.ckpt"):
+        with pytest.raises(NoComponent) as raised:
+            ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema")
+        assert raised.value.hint == f"{shell.path(run / name)} is called like an average: pass it"

@@ -200,11 +200,15 @@ def why_none(target: Target, errors: Sequence[tuple[Found, CkptError]], wanted: 
         else:
             return error
     shown = {name: name if len(steps) == len(errors) else f"{name} (only in {few(steps, 3)})" for name, steps in there.items()}
-    return _no_component("no step of this run has a", lacking[0].message.partition("component ")[2], target.path, shown)
+    homes = (target.path, *(found.path.parent for found in target.checkpoints))
+    return _no_component("no step of this run has a", lacking[0].message.partition("component ")[2], target.path, shown, homes)
 
 
-def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> NoComponent:
-    """The error for a component that is not ``there``, where names go with what is shown of them."""
+def _no_component(who: str, name: str, path: Path, there: Mapping[str, str], homes: Sequence[Path] = ()) -> NoComponent:
+    """The error for a component that is not ``there``, where names go with what is shown of them.
+
+    Averages are looked for in the ``homes`` of a run, or else in the folder of a checkpoint, and in that of the steps around it.
+    """
     close = [other for other in there if other.lower() == name.lower()] or difflib.get_close_matches(name, there, n=1)
     if name in OPTIMIZERS:
         hint = f"ckpt extract-state {shell.path(path)} --optimizer writes the state of the optimizer"
@@ -216,7 +220,8 @@ def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> 
         else:
             alone = f"leave out --type: {next(iter(there))} is all that is here" if len(there) == 1 else "pass one of these to --type"
             hint = f"did you mean --type {close[0]}?" if close else alone
-            if not close and is_average_name(name) and (averages := _averages_in(path)):
+            around = homes or ((path, path.parent) if step_of(path) is not None else (path,))
+            if not close and is_average_name(name) and (averages := _averages_in(around)):
                 which = "is called like an average: pass it" if len(averages) == 1 else "are called like averages: pass one of them"
                 hint = f"{few(averages, 3)} {which}"
     return NoComponent(
@@ -227,16 +232,15 @@ def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> 
     )
 
 
-def _averages_in(path: Path) -> list[str]:
-    """What in a folder is called like an average and may hold weights, but was not read as one; of a step also what is beside it."""
+def _averages_in(folders: Sequence[Path]) -> list[str]:
+    """What in some folders is called like an average and may hold weights, but was not read as one."""
     there = Folders()
     found: list[Path] = []
     with contextlib.suppress(Unreadable):
-        for folder in (path, path.parent) if step_of(path) is not None else (path,):
-            if there.is_folder(folder):
-                found += there.files(folder, lambda name: AVERAGED.fullmatch(name) is not None and may_hold_weights(name))
-                folders = there.folders(folder, lambda name: AVERAGED.fullmatch(name) is not None)
-                found += [entry for entry in folders if recognise(entry, there)]
+        for folder in filter(there.is_folder, dict.fromkeys(folders)):
+            found += there.files(folder, lambda name: AVERAGED.fullmatch(name) is not None and may_hold_weights(name))
+            below = there.folders(folder, lambda name: AVERAGED.fullmatch(name) is not None)
+            found += [entry for entry in below if recognise(entry, there)]
     return [shell.path(entry) for entry in found]
 
 

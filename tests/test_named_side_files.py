@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
+from tests import tiny
 
 POLICY = {"type": "act", "input_features": {"observation.state": {"type": "STATE", "shape": [4]}}, "output_features": {}}
 OPENPI = {"action_dim": 32, "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
@@ -100,6 +102,41 @@ class TestNumbersOfAPolicy:
         (step / "numbers" / "stats.npz").write_bytes(b"PK")
         assert notes(ckpt_cli.merge(step, tmp_path / "out")) == {}
         assert (tmp_path / "out" / "numbers" / "stats.npz").read_bytes() == b"PK"
+
+
+class TestTokenizersOfAPolicy:
+    """In folders that its processor names: they go there, and not beside the weights, where nothing reads them."""
+
+    @staticmethod
+    def saved(folder: Path) -> Path:
+        names = {"tokenizer_name": "tokenizer", "action_tokenizer_name": "action_tokenizer"}
+        steps = [{"registry_name": "x", "config": {key: name}, "artifacts": {key: name}} for key, name in names.items()]
+        policy(folder)
+        (folder / "policy_preprocessor.json").write_text(json.dumps({"name": "policy_preprocessor", "steps": steps}))
+        for name in names.values():
+            (folder / name).mkdir()
+            for file, content in tiny.TOKENIZER.items():
+                (folder / name / file).write_text(json.dumps(content))
+        code = {"processor_class": "Actions", "auto_map": {"AutoProcessor": "processing_actions.Actions"}}
+        (folder / "action_tokenizer" / "processor_config.json").write_text(json.dumps(code))
+        (folder / "action_tokenizer" / "processing_actions.py").write_text("class Actions:\n    pass\n")
+        return folder
+
+    def test_go_with_the_processor_that_names_them(self, tmp_path: Path) -> None:
+        step = self.saved(tmp_path / "run" / "000100" / "pretrained_model")
+        merged = ckpt_cli.merge(tmp_path / "run", tmp_path / "out")
+        assert notes(merged) == {}
+        written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+        there = {path.relative_to(step).as_posix() for path in step.rglob("*") if path.is_file()}
+        assert written == there | {"ckpt-manifest.json"}
+        assert {found.code for found in ckpt_cli.verify(tmp_path / "out").findings} == {"not-compared"}
+
+    def test_that_are_lost_are_a_warning(self, tmp_path: Path) -> None:
+        step = self.saved(tmp_path / "000100" / "pretrained_model")
+        shutil.rmtree(step / "tokenizer")
+        merged = ckpt_cli.merge(step, tmp_path / "out")
+        assert "policy_preprocessor.json does not load without tokenizer, which is not beside it" in notes(merged)["lacks-asset"]
+        assert "lacks-named-file" in {found.code for found in ckpt_cli.verify(tmp_path / "out").findings}
 
 
 class TestNumbersOfOpenpi:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ckpt_cli
 from ckpt_cli.errors import Inconsistent, Unsupported
-from ckpt_cli.hub.adapters.other_kinds import PEFT_PARTS, PROMPTS, like_factors
+from ckpt_cli.hub.adapters.other_kinds import PEFT_PARTS, PROMPTS, factors_alone, like_factors
 from tests import tiny
 from tests.architectures import MODELS, build
 
@@ -39,6 +39,10 @@ NAMES: dict[str, tuple[str, Callable[[str], Tensors]]] = {
     "diffusers": (
         "diffusers",
         lambda module: {f"{module}.lora.down.weight": torch.ones(2, 16), f"{module}.lora.up.weight": torch.ones(16, 2)},
+    ),
+    "minimind": (
+        "minimind",
+        lambda module: {f"{module}.lora.A.weight": torch.ones(2, 16), f"{module}.lora.B.weight": torch.ones(16, 2)},
     ),
     "LoHa": (
         "LoHa",
@@ -151,6 +155,22 @@ class TestUnknownNames:
         result = ckpt_cli.merge(tiny.folder(tmp_path / "run", {**weights, **more}), tmp_path / "out")
         (note,) = [note for note in result.outputs[0].notes if note.code == "unfused-adapters"]
         assert "1 pair" in note.text
+
+    @pytest.mark.parametrize("names", [("down.weight", "up.weight"), ("delta_u", "delta_v")])
+    def test_alone_are_a_warning(self, tmp_path: Path, names: tuple[str, str]) -> None:
+        pairs = {f"{module}.{name}": torch.ones(shape) for module in MODULES for name, shape in zip(names, ((2, 32), (16, 2)), strict=True)}
+        torch.save(pairs, tmp_path / "adapter.pt")
+        notes = ckpt_cli.merge(tmp_path / "adapter.pt", tmp_path / "out").outputs[0].notes
+        assert "all 4 tensors are pairs of matrices of rank 2" in next(note.text for note in notes if note.code == "unfused-adapters")
+
+    def test_models_of_few_layers_are_none(self) -> None:
+        autoencoder = {"encoder.weight": (2, 16), "decoder.weight": (16, 2)}
+        biased = {
+            f"{part}.{name}": shape for part in "ab" for name, shape in (("x.weight", (2, 16)), ("y.weight", (16, 2)), ("y.bias", (16,)))
+        }
+        wide = {f"{part}.{name}.weight": shape for part in "ab" for name, shape in (("x", (64, 16)), ("y", (16, 64)))}
+        uneven = {"a.x": (2, 16), "a.y": (16, 2), "b.x": (4, 16), "b.y": (16, 4)}
+        assert [factors_alone(shapes) for shapes in (autoencoder, biased, wide, uneven, {})] == [None] * 5
 
     def test_of_a_class_with_code_of_its_own_are_not(self, tmp_path: Path) -> None:
         weights = tiny.weights()

@@ -91,3 +91,12 @@ class TestSettingsOfAnother:
 )
 def test_a_config_of_a_model_is_one(content: Any) -> None:
     assert why_no_config(content) is None
+
+
+def test_sizes_of_parts_are_those_of_a_model(tmp_path: Path) -> None:
+    """As nanoVLM writes them beside its weights: the config was left out, and its loader reads nothing without."""
+    sizes = {"vit_hidden_dim": 16, "lm_n_heads": 4, "lm_vocab_size": 64, "mp_pixel_shuffle_factor": 4, "vlm_checkpoint_path": "out"}
+    made = ckpt_cli.merge(tiny.folder(tmp_path / "run", tiny.weights(), sizes), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {**sizes, "torch_dtype": "float32"}
+    assert "no-model-config" not in told(made)
+    assert "learning_rate" in str(why_no_config({**sizes, "learning_rate": 1e-5}))

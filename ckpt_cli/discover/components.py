@@ -15,17 +15,18 @@ from ckpt_cli.discover.forms.samples import sample_steps
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.discover.steps import steps_of_run
-from ckpt_cli.errors import CkptError, IncompleteError, NoComponent, PartOfSet, Undecidable
+from ckpt_cli.errors import CkptError, IncompleteError, NoComponent, PartOfSet, Undecidable, Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.registry import format_of, groups
+from ckpt_cli.formats.registry import format_of, groups, recognise
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.groups import MEANT
 from ckpt_cli.formats.torch_files.groups import NAME as SELECTED
 from ckpt_cli.formats.torch_files.way_down import SeveralGroups
 from ckpt_cli.formats.trainers import ROLES
+from ckpt_cli.formats.weight_names import AVERAGED, may_hold_weights
 from ckpt_cli.names import few, numbered
 from ckpt_cli.tensors.component import Note
 
@@ -49,7 +50,9 @@ def expanded(found: Found, files: Files) -> Found:
         except CkptError as error:
             # What it holds is not known; whoever asks for a component of it is told why.
             if place.match.trouble is None:
-                asked = [key for key in error.keys if SELECTED.fullmatch(key)] if isinstance(error, SeveralGroups) else []
+                asked = (
+                    [key for key in (*error.keys, *error.averages) if SELECTED.fullmatch(key)] if isinstance(error, SeveralGroups) else []
+                )
                 asked = [key for key in asked if numbered(key, place.match.number) not in (*taken, *MEANT)]
                 if asked:
                     error.hint = f"pass one of these to --type: {', '.join(numbered(key, place.match.number) for key in asked)}"
@@ -203,11 +206,15 @@ def why_none(target: Target, errors: Sequence[tuple[Found, CkptError]], wanted: 
         else:
             return error
     shown = {name: name if len(steps) == len(errors) else f"{name} (only in {few(steps, 3)})" for name, steps in there.items()}
-    return _no_component("no step of this run has a", lacking[0].message.partition("component ")[2], target.path, shown)
+    homes = (target.path, *(found.path.parent for found in target.checkpoints))
+    return _no_component("no step of this run has a", lacking[0].message.partition("component ")[2], target.path, shown, homes)
 
 
-def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> NoComponent:
-    """The error for a component that is not ``there``, where names go with what is shown of them."""
+def _no_component(who: str, name: str, path: Path, there: Mapping[str, str], homes: Sequence[Path] = ()) -> NoComponent:
+    """The error for a component that is not ``there``, where names go with what is shown of them.
+
+    Averages are looked for in the ``homes`` of a run, or else in the folder of a checkpoint, and in that of the steps around it.
+    """
     close = [other for other in there if other.lower() == name.lower()] or difflib.get_close_matches(name, there, n=1)
     if name in OPTIMIZERS:
         hint = f"ckpt extract-state {shell.path(path)} --optimizer writes the state of the optimizer"
@@ -219,12 +226,28 @@ def _no_component(who: str, name: str, path: Path, there: Mapping[str, str]) -> 
         else:
             alone = f"leave out --type: {next(iter(there))} is all that is here" if len(there) == 1 else "pass one of these to --type"
             hint = f"did you mean --type {close[0]}?" if close else alone
+            around = homes or ((path, path.parent) if step_of(path) is not None else (path,))
+            if not close and is_average_name(name) and (averages := _averages_in(around)):
+                which = "is called like an average: pass it" if len(averages) == 1 else "are called like averages: pass one of them"
+                hint = f"{few(averages, 3)} {which}"
     return NoComponent(
         f"{who} component {name}",
         path=path,
         expected=f"one of: {', '.join(there.values())}" if len(there) > 1 else next(iter(there.values()), None),
         hint=hint,
     )
+
+
+def _averages_in(folders: Sequence[Path]) -> list[str]:
+    """What in some folders is called like an average and may hold weights, but was not read as one."""
+    there = Folders()
+    found: list[Path] = []
+    with contextlib.suppress(Unreadable):
+        for folder in filter(there.is_folder, dict.fromkeys(folders)):
+            found += there.files(folder, lambda name: AVERAGED.fullmatch(name) is not None and may_hold_weights(name))
+            below = there.folders(folder, lambda name: AVERAGED.fullmatch(name) is not None)
+            found += [entry for entry in below if recognise(entry, there)]
+    return [shell.path(entry) for entry in found]
 
 
 def several_notes(target: Target, found: Found, wanted: str | None) -> list[Note]:

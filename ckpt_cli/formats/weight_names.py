@@ -31,6 +31,9 @@ OTHER = re.compile(
 )
 """Pickles and the like of trainers, beside those of `training_state_names`."""
 
+AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
+"""A file or folder that is called like an average, by any word of its name: ``ema_checkpoint-200``, ``model-swa.pt``."""
+
 
 def may_hold_weights(name: str) -> bool:
     """Whether a file may hold weights by its name, whatever program reads it.

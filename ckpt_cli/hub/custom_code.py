@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckpt_cli.files.folders import is_file
@@ -45,6 +45,23 @@ def custom_code(modules: Mapping[str, Path], configs: Iterable[Any], folder: Pat
 COMMENT = re.compile(r"#[^\n]*")
 ANY_NAME = re.compile(r"\bimport[ \t]*\(?[ \t]*\*|__getattr__|\b(globals|vars|setattr|exec)[ \t]*\(")
 """What gives a module names that its text need not have."""
+
+
+def code_of(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], list[Path]]]:
+    """The side files of a model folder, each time with the modules that they may name: first its own, then those of folders with code."""
+    homes = {name: PurePosixPath(name).parent.as_posix() for name in files}
+    inner = {home for name, home in homes.items() if name.endswith(".py")} & {
+        home for name, home in homes.items() if name.endswith(".json")
+    }
+    inner.discard(".")
+    yield _modules(files), [path for name, path in files.items() if homes[name] not in inner]
+    for folder in sorted(inner):
+        held = {PurePosixPath(name).name: path for name, path in files.items() if homes[name] == folder}
+        yield _modules({**files, **held}), list(held.values())
+
+
+def _modules(files: Mapping[str, Path]) -> dict[str, Path]:
+    return {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
 
 
 def missing_code(modules: Mapping[str, Path], configs: Iterable[Any]) -> list[str]:

@@ -13,7 +13,7 @@ from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.files.folders import is_file
-from ckpt_cli.hub.adapters.other_kinds import like_factors, like_factors_text, other_adapters
+from ckpt_cli.hub.adapters.other_kinds import factors_alone, factors_alone_text, like_factors, like_factors_text, other_adapters
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.classes.absent.own_words import prefix_text
 from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
@@ -223,6 +223,8 @@ def _like_factors_notes(shapes: Mapping[str, Shape], config: Mapping[str, Any], 
     """A warning about factors of adapters of no known kind; code of the model's own may have a place for them."""
     if "auto_map" in config:
         return []
+    if (rank := factors_alone(shapes)) is not None and not isinstance(kind, KnownClass):
+        return [Note("warning", "unfused-adapters", factors_alone_text(len(shapes), rank))]
     found = [name for name in like_factors(shapes) if not (isinstance(kind, KnownClass) and kind.count({name: shapes[name]}))]
     return [Note("warning", "unfused-adapters", like_factors_text(found))] if found else []
 

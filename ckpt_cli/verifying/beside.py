@@ -28,7 +28,7 @@ from ckpt_cli.hub.beside.tokenizers import is_trace
 from ckpt_cli.hub.beside.whole import lacking_processors, tokenizer_of
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.config_text import read_config
-from ckpt_cli.hub.custom_code import lacking_names, missing_code
+from ckpt_cli.hub.custom_code import code_of, lacking_names, missing_code
 from ckpt_cli.hub.loaded_with.read_by_class import files_read
 from ckpt_cli.hub.loaded_with.read_by_processor import lacking_of_processors, processor_classes, read_by_processors
 from ckpt_cli.hub.sentences.parts import lost_own_weights, parts_gone, parts_of, parts_without_weights, routers_without_file
@@ -115,12 +115,12 @@ def _without_named(folder: Path, files: Mapping[str, Path]) -> Iterator[Finding]
 def _without_code(files: Mapping[str, Path]) -> Iterator[Finding]:
     """Code that configs or other code name, and that is not there. What cannot be read is found by other checks."""
     with contextlib.suppress(CkptError):
-        modules = {name.removesuffix(".py"): path for name, path in files.items() if name.endswith(".py")}
-        configs = json_of(files.values(), Seen())
-        for code, where in ((missing_code(modules, configs), "there"), (lacking_names(modules, configs), "in the file")):
-            verb = "is" if len(code) == 1 else "are"
-            if code:
-                yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not {where}", file=CONFIG)
+        for modules, beside in code_of(files):
+            configs = json_of(beside, Seen())
+            for code, where in ((missing_code(modules, configs), "there"), (lacking_names(modules, configs), "in the file")):
+                verb = "is" if len(code) == 1 else "are"
+                if code:
+                    yield finding("lacks-code", f"{few(code)}, which auto_map or another module names, {verb} not {where}", file=CONFIG)
 
 
 def _without_parts(folder: Path) -> Iterator[Finding]:

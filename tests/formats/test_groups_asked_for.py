@@ -143,3 +143,39 @@ def test_of_two_usual_keys_of_the_model_the_other_is_told(tmp_path: Path) -> Non
     (note,) = ckpt_cli.merge(tmp_path / "model.pt", tmp_path / "out").checkpoint.notes
     assert (note.level, note.code) == ("warning", "other-groups")
     assert note.text.startswith("model.pt also holds tensors of model (--type other_0)")
+
+
+class TestAverages:
+    """Averages beside several state dicts that could be the model (Self-Forcing, CausVid), and those that are not where others are."""
+
+    def test_one_beside_several_models_is_found(self, tmp_path: Path) -> None:
+        critic = {"layer.weight": torch.full((1, 2), 9.0), "layer.bias": torch.full((1,), 9.0)}
+        path = saved(tmp_path / "run", {"critic": critic, "generator": state(1), "generator_ema": state(2), "step": 3})
+        assert [each.name for each in ckpt_cli.detect(path).checkpoint.components] == ["model", "critic", "generator", "generator_ema"]
+        with pytest.raises(Undecidable) as raised:
+            ckpt_cli.merge(path, tmp_path / "out")
+        assert raised.value.hint == "pass one of these to --type: critic, generator, generator_ema"
+        for number, asked in enumerate(("ema", "generator_ema")):
+            ckpt_cli.merge(path, tmp_path / f"out{number}", type=asked)
+            assert value(tmp_path / f"out{number}") == 2
+        report = ckpt_cli.merge(path, tmp_path / "model", type="generator")
+        assert value(tmp_path / "model") == 1
+        assert "generator_ema (--type ema)" in str(report)
+
+    def test_of_several_each_goes_by_its_key(self, tmp_path: Path) -> None:
+        path = saved(tmp_path / "run", {"G": state(1), "D": state(2), "G_ema": state(3), "D_ema": state(4)})
+        with pytest.raises(NoComponent):
+            ckpt_cli.merge(path, tmp_path / "out", type="ema")
+        ckpt_cli.merge(path, tmp_path / "out", type="D_ema")
+        assert value(tmp_path / "out") == 4
+
+    @pytest.mark.parametrize("kept", ["file", "callback", "both"])
+    def test_one_with_names_under_the_key_of_a_list(self, tmp_path: Path, kept: str) -> None:
+        held = {"cur_step": 5, "ema_weights": state(2)}
+        content: dict[str, Any] = {"state_dict": state(1), "pytorch-lightning_version": "2.5", "callbacks": {}}
+        content |= {"ema": held} if kept != "callback" else {}
+        content |= {"callbacks": {"EMA": held}} if kept != "file" else {}
+        path = saved(tmp_path / "run", content)
+        assert len(ckpt_cli.detect(path).checkpoint.components) == 2
+        ckpt_cli.merge(path, tmp_path / "out", type="ema")
+        assert value(tmp_path / "out") == 2

@@ -241,6 +241,16 @@ class TestWhatIsNoModel:
         kind = Unsupported if isinstance(content, list) else CorruptFile
         assert refused(tmp_path / "model.pt", kind).path == str(tmp_path / "model.pt")
 
+    @pytest.mark.parametrize("around", [None, "optimizer_state_dict"])
+    def test_an_optimizer_alone_is_told_as_that(self, tmp_path: Path, around: str | None) -> None:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 2))])
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(2, 2)
+        optimizer.step()
+        torch.save({around: optimizer.state_dict(), "epoch": 3} if around else optimizer.state_dict(), tmp_path / "last.pt")
+        assert refused(tmp_path / "last.pt", Unsupported, "state of an optimizer, and no weights of a model").hint is None
+        torch.save({"net": torch.nn.Linear(2, 2), "optimizer_state": optimizer.state_dict()}, tmp_path / "whole.pt")
+        assert "optimizer" not in refused(tmp_path / "whole.pt", Unsupported, "holds tensors").message
+
     def test_a_whole_module_is_refused_and_not_unpickled(self, tmp_path: Path) -> None:
         torch.save(torch.nn.Linear(2, 3), tmp_path / "model.pt")
         refused(tmp_path / "model.pt", CorruptFile, "Linear")

@@ -26,6 +26,7 @@ from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.reader import SUFFIXES, unmarked
 from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
 from ckpt_cli.formats.training_state_names import is_state_file
+from ckpt_cli.formats.weight_names import AVERAGED
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.peft_names import has_adapters
@@ -76,8 +77,6 @@ EXPERTS = re.compile(r"([a-z0-9]+[-_.])*experts?[-_.]?(rank[-_.]?)?[0-9]+\.(safe
 """Files of experts: ``experts_rank0.pt``, ``expert_1.pt``. They may be of no other model than what lies beside them."""
 
 MOST_LOOKED_INTO = 16
-
-AVERAGED = re.compile(r"(.*[._-])?(ema|swa|averaged?)([._-].*)?", re.ASCII | re.IGNORECASE)
 
 
 def left_out_notes(found: Found, place: Place, component: Component, assets: Iterable[Path], files: Files) -> tuple[Note, ...]:

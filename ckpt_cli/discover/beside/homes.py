@@ -23,6 +23,7 @@ from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets, files_of
 from ckpt_cli.hub.beside.listed import home_of
 from ckpt_cli.hub.beside.model_config import no_model_config
+from ckpt_cli.hub.beside.named import folders_named_in
 from ckpt_cli.hub.beside.names import has_weight_suffix, is_doubtful, is_unknown
 from ckpt_cli.hub.beside.processors import NAMES as PROCESSORS
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
@@ -162,7 +163,9 @@ def _inner_of(home: Path, found: Found, there: Folders) -> dict[Path, dict[str, 
         for folder in (place.home, place.match.root, *place.match.more_roots)
     ]
     held = {}
-    for folder in there.folders(home, _may_be_inner)[:MOST_INNER]:
+    inner = there.folders(home, _may_be_inner)[:MOST_INNER]
+    named = folders_named_in(home) if inner else ()
+    for folder in (folder for folder in inner if folder not in named):
         with contextlib.suppress(CkptError):
             kinds = _kinds(folder, there)
             is_taken = any(path == folder or path.is_relative_to(folder) for path in taken)

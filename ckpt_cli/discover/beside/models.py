@@ -16,6 +16,7 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import WEIGHTS_16, Match, ReadOptions
 from ckpt_cli.formats.registry import describe, format_of, recognise
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER
 from ckpt_cli.hub.classes.names import hub_tensors, unknown_operations
 from ckpt_cli.hub.classes.rules import rules_for
@@ -24,7 +25,7 @@ from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config, architecture
 from ckpt_cli.hub.peft_names import PREFIX, has_adapters, parse_peft
 from ckpt_cli.hub.tied_names import tied_pair
-from ckpt_cli.names import few, stripped_names
+from ckpt_cli.names import few, stripped_names, unnumbered
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.equality import same_sample
 from ckpt_cli.tensors.tensor import Tensor
@@ -50,7 +51,7 @@ def model_notes(found: Found, place: Place, component: Component, config: Config
 
     These are model folders inside of the component's, and of DeepSpeed's masters and weights gathered in 16 bits the one not read.
     """
-    compared = [(folder, comparison_with_folder(folder, component.tensors, config, files)) for folder in _model_folders(place)]
+    compared = [(folder, comparison_with_folder(folder, component.tensors, config, files)) for folder in _model_folders(found, place)]
     compared += [
         (match.first, comparison_with_form(match, component.tensors, config, files, place.home)) for match in _other_forms(found, place)
     ]
@@ -148,9 +149,14 @@ def _plainly(exported: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(PREFIX): tensor for name, tensor in exported.items()}
 
 
-def _model_folders(place: Place) -> Iterator[Path]:
-    """Folders with a config and weights, which are no steps and not the component's own."""
-    own = {place.match.root, place.home, *(path.parent for path in place.match.files)}
+def _model_folders(found: Found, place: Place) -> Iterator[Path]:
+    """Folders with a config and weights, which are no steps and not the component's own.
+
+    Between a model and an average of it, which both are components, other values are as they should be.
+    """
+    average = is_average_name(unnumbered(place.name)[0])
+    twins = [other for other in found.places if is_average_name(unnumbered(other.name)[0]) != average]
+    own = {place.home, *(folder for each in (place, *twins) for folder in (each.match.root, *(path.parent for path in each.match.files)))}
     for root in dict.fromkeys((place.match.root, place.home)):
         for entry in entries_in(root) if is_folder(root) else ():
             # No weights are read from there, so that one that cannot be accessed does not matter.

@@ -57,9 +57,13 @@ def uncounted_notes(target: Target, taken: Found) -> list[Note]:
 
 
 def _is_told_step(entry: Path, target: Target, taken: Found) -> bool:
-    """Whether the name of an entry says which step it is of, and that is none after ``taken``: ``checkpoint-200-merged``."""
+    """Whether the name of an entry says which step it is of, and that is none after ``taken``: ``checkpoint-200-merged``.
+
+    Of steps that are files, it may stand before the ending: ``epoch=1-step=200-EMA.ckpt``, as NeMo calls the average of one.
+    """
     age = target.age
-    for shape in {"[0-9]+".join(map(re.escape, NUMBER.split(found.path.name))) for found in target.checkpoints}:
+    names = {name for found in target.checkpoints for name in (found.path.name, found.path.name.removesuffix(entry.suffix))}
+    for shape in {"[0-9]+".join(map(re.escape, NUMBER.split(name))) for name in names}:
         part = re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9,])", entry.name)
         if part is None or step_of(Path(part[0])) is None:
             continue

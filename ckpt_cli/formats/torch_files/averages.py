@@ -14,6 +14,8 @@ mmengine, EMAHook                  ``state_dict`` itself; the weights of the tra
 latent diffusion, LitEma           in the state dict itself: ``model_ema.*``, names without dots
 stable-audio-tools                 in the state dict itself: ``diffusion_ema.ema_model.*``, of the part ``diffusion.model.*``
 fairseq                            ``extra_state``: ``ema``
+Boltz                              ``ema``: a dict with ``cur_step`` and ``ema_weights``; the same in ``callbacks``
+Self-Forcing, CausVid              ``generator_ema`` beside ``generator`` and ``critic``
 =================================  ======================================================================================
 """
 
@@ -51,7 +53,9 @@ INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema", "state")
 TELLING = (COUNTER, BEGUN, "num_updates")
 """What is 0, or False, until an average begins; the last one is that of LitEma."""
 
-NAMELESS = ("shadow_params", "ema_weights", "collected_params")
+NAMELESS = ("shadow_params", "ema_weights", "ema_parameters", "collected_params")
+"""Keys of lists of tensors in an average's own dict; what some (Boltz) have there by name is read."""
+
 LEARNED = ("weight", "bias")
 """How modules call what they learn; buffers and counters have names of all kinds."""
 
@@ -83,7 +87,7 @@ def named_tensors(node: Any) -> tuple[Mapping[Any, Any] | None, dict[Any, Any]]:
             return None, {}
         if is_optimizer(entries):
             return entries, around
-        inner = next((key for key in INSIDE if as_dict(entries.get(key)) is not None), None)
+        inner = next((key for key in (*INSIDE, *NAMELESS) if as_dict(entries.get(key)) is not None), None)
         if inner is None:
             return (None if any(isinstance(entries.get(key), (list, tuple)) for key in NAMELESS) else entries), around
         around |= {key: value for key, value in entries.items() if key != inner}

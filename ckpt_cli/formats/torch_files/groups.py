@@ -86,6 +86,12 @@ def groups_of(file: TorchFile, component: str, reader: LocalReader, asked: str |
     try:
         way = way_down(file.root, keys, reader)
     except SeveralGroups as several:
+        if asked in several.averages and several.keys:
+            # Whichever of the models is taken first, the average is beside it.
+            way = way_down(file.root, keys, reader, several.keys[0])
+            groups = file_groups(way, main)
+            if any(group.key == asked for group in groups):
+                return way, [replace(group, name=asked or group.name) if group.key == asked else group for group in groups]
         if asked not in several.keys:
             raise
         way = way_down(file.root, keys, reader, asked)
@@ -98,6 +104,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
     """The state dicts of a file, the main one first: that of ``component`` ("ema" for a file that is called so)."""
     entries, above = way.entries, way.above
     if component == "ema":
+        if named_tensors(entries)[0] is None:
+            return [FileGroup(component, "", beside=above, node=entries)]
         return [replace(_of_average(component, "", entries, by_name=True), beside=above)]
     averages = dict(_averages(way))
     swapped = _of_swapped(way, averages)
@@ -115,6 +123,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         name = "ema" if "ema" not in taken and "ema" in key.lower() else own
         inner, around = named_tensors(node)
         group = _group_beside(name, key, node, named_as(inner, entries) if inner is not None else None, around, by_name=True)
+        if any(_is_within(group, other) for other in groups):
+            continue  # what a callback keeps and puts into the file as well
         groups.append(replace(group, counters={**telling(around), **group.counters}))
     known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
     for key, node in _others(way, known):
@@ -128,6 +138,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         return groups
     if state_of(rest) is not None:
         return [replace(_of_average(component, "", rest), beside=above), *groups]
+    if named_tensors(rest)[0] is None and not any(map(is_tensor, rest.values())):
+        return [FileGroup(component, "", beside=above, node=rest), *groups]
     return _with_second([FileGroup(component, "", rest, above), *groups], way)
 
 
@@ -202,8 +214,9 @@ def chosen_group(groups: list[FileGroup], name: str | None) -> FileGroup:
     if group.node is not None:
         pairs = as_dict(group.node) or {}
         if isinstance(group.node, (list, tuple)) or any(isinstance(pairs.get(key), (list, tuple)) for key in NAMELESS):
-            raise nameless_error(group.key)
-        raise Unsupported(f"the average under {group.key} is {describe(group.node)}, not a state dict", hint="save its state dict")
+            raise nameless_error(group.key or group.name)
+        text = f"the average under {group.key or group.name} is {describe(group.node)}, not a state dict"
+        raise Unsupported(text, hint="save its state dict")
     return group
 
 

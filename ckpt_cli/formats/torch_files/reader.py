@@ -27,6 +27,7 @@ from ckpt_cli.formats.safetensors.two_exports import signs
 from ckpt_cli.formats.sets.contents import refuse_part
 from ckpt_cli.formats.sets.kinds import ITEM
 from ckpt_cli.formats.sets.names import PartName, part_name
+from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, unwrapped, without_averages
 from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
@@ -55,6 +56,11 @@ LAST = re.compile(r"last(-v[0-9]+)?\.ckpt", re.ASCII)
 
 METRIC = re.compile(r"(.*[-_])?(epoch|step)=[0-9]+.*\.ckpt", re.ASCII)
 """What Lightning calls a checkpoint whose name has more than epoch and step in it, such as a metric; others are steps of a run."""
+
+OF_AVERAGE = re.compile(
+    r"(.+[-_])?(ema|swa|averaged?)([-_](model|weights|params|state(_dict)?))?\.(bin|pt|pth|ckpt)", re.ASCII | re.IGNORECASE
+)
+"""What trainers call the file in a folder that is called like an average (``transformer_ema/ema_model.pt`` of SimpleTuner)."""
 
 MAX_NAMED = 64
 """Of how many ranks the files are looked for, to name those that are missing."""
@@ -114,6 +120,9 @@ class TorchFiles(Format):
             found = [entry for entry in listed if entry.name == ADAPTER] or there.files(path, LAST.fullmatch)
             named = [] if found else there.files(path, METRIC.fullmatch)
             found = found or (named if not any(has_form(entry.name, STEPS) for entry in named) else [])
+        if not found and not parts and is_average_name(path.name):
+            averages = there.files(path, OF_AVERAGE.fullmatch)
+            found = averages if len(averages) == 1 else []
         if parts:
             unproven = without_index(path / INDEX, parts, there)
             return [Match(FORMAT, "model", path, tuple(parts), "parts of a model without an index", trouble=unproven)]

@@ -10,9 +10,9 @@ from typing import Any
 
 from ckpt_cli.errors import CorruptFile, Unsupported, reading
 from ckpt_cli.files.folders import is_folder
-from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, below, describe
+from ckpt_cli.files.pickle_nodes import Call, Global, Persistent, as_dict, below, describe
 from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
-from ckpt_cli.formats.torch_files.matrices import NodeSearch
+from ckpt_cli.formats.torch_files.matrices import NodeSearch, is_optimizer
 from ckpt_cli.formats.training_state_names import is_of_training
 from ckpt_cli.names import check_name, few, is_extra_state
 from ckpt_cli.tensors.component import Leaf, Note
@@ -64,6 +64,10 @@ def read_state(entries: Mapping[Any, Any], reader: LocalReader, path: Path) -> t
                     hint="save it again as a plain tensor; a newer version of ckpt may read it",
                 )
             if search.holds(node):
+                holding = [each for each in entries.values() if search.holds(each)]
+                if is_optimizer(entries) or all(is_optimizer(as_dict(each) or {}) for each in holding):
+                    text = "the file holds the state of an optimizer, and no weights of a model"
+                    raise Unsupported(text, expected="the file with the weights of the model")
                 raise Unsupported(
                     f"this entry is not a tensor but holds tensors: {describe(node)}",
                     expected="a flat dict of tensors",

@@ -19,11 +19,16 @@ MAX_LEVELS = 8
 
 
 class SeveralGroups(Undecidable):
-    """Several groups of tensors could be the model; whoever asks for one of them by its key means that."""
+    """Several groups of tensors could be the model; whoever asks for one of them by its key means that.
 
-    def __init__(self, keys: Iterable[object]) -> None:
+    ``averages`` are the keys of those beside them, which may be asked for alike.
+    """
+
+    def __init__(self, keys: Iterable[object], averages: Iterable[str] = ()) -> None:
         held = list(keys)
+        self.held = tuple(held)
         self.keys = tuple(key for key in held if isinstance(key, str))
+        self.averages = tuple(dict.fromkeys(averages))
         text = f"several groups of tensors could be the model: {few([str(key) for key in held])}"
         super().__init__(text, expected="one of them", hint="save the right one on its own")
 
@@ -73,7 +78,11 @@ def way_down(root: object, keys: tuple[str, ...], reader: LocalReader, asked: st
         levels.append(entries)
         inner = next((key for key in keys if as_dict(entries.get(key)) is not None), None)
         if inner is None:
-            inner = sole_group(entries, reader, asked)
+            try:
+                inner = sole_group(entries, reader, asked)
+            except SeveralGroups as several:
+                beside = (key for level in levels for key, node in level.items() if is_average(key, node))
+                raise SeveralGroups(several.held, beside) from None
         elif _has_named_matrix(entries, reader):
             inner = None
         if inner is None:

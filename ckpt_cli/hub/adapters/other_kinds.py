@@ -1,7 +1,8 @@
 """Adapters of other kinds than PEFT's LoRA: known by how their factors are called, or by shapes that only factors have.
 
-Names as these write them: mlx-lm (``tuner/lora.py``), kohya's sd-scripts (``networks/lora.py``), diffusers before PEFT, LyCORIS, torchtune
-(``modules/peft/lora.py``), NeMo and Megatron-Bridge (``peft/utils.py``), and PEFT's other methods (``mapping.py``).
+Names as these write them: minimind (``model/model_lora.py``), mlx-lm (``tuner/lora.py``), kohya's sd-scripts (``networks/lora.py``),
+diffusers before PEFT, LyCORIS, torchtune (``modules/peft/lora.py``), NeMo and Megatron-Bridge (``peft/utils.py``), and PEFT's other methods
+(``mapping.py``).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ SPELLINGS = (
     _spelling("LoKr", "LyCORIS or PEFT", r"(.*[._])?lokr_(w[12]|t2)(_[ab])?([._].*)?"),
     _spelling("LoRA by kohya's scripts or diffusers", "the program that made them", r"(.*[._])?lora_(up|down|mid)([._].*)?"),
     _spelling("LoRA by diffusers", "diffusers", r"(.*[._])?lora\.(up|down)([._].*)?"),
+    _spelling("LoRA as minimind has it", "the program that made them", r"(.*\.)?lora\.[AB]\.weight"),
     _spelling("LoRA by mlx-lm", "mlx-lm (mlx_lm.fuse)", r"(.*\.)?lora_[ab]"),
     _spelling("LoRA by torchtune", "torchtune", r"(.*\.)?lora_[ab]\.weight"),
     _spelling("LoRA by NeMo or Megatron-Bridge", "NeMo or Megatron-Bridge", r"(.*\.)?(\w+_)?adapter\.linear_(in|out)\.weight"),
@@ -70,6 +72,9 @@ OF_FACTORS = re.compile(
 
 WRAPPED = ("base", "base_layer", "frozen", "linear", "org_module", "orig", "original", "to_wrap", "wrapped")
 """What wrappers call the module that they adapt."""
+
+LEAST_RATIO = 8
+"""How many times a matrix is at least as wide as the rank, where only shapes tell that it is a factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,35 @@ def like_factors(shapes: Mapping[str, Shape]) -> list[str]:
         if weight is not None and len(inner) == 2 and _multiply(shapes[inner[0]], shapes[inner[1]], shapes[weight]):
             found += inner
     return found
+
+
+def factors_alone(shapes: Mapping[str, Shape]) -> int | None:
+    """The rank of factors by their shapes alone where nothing else is there: pairs of matrices in modules of their own, all of one rank.
+
+    None for anything else, and for a single pair, which may be a model of two layers. That experts are wider inside is no low rank.
+    """
+    pairs: dict[str, list[Shape]] = {}
+    for name, shape in shapes.items():
+        pairs.setdefault(name.removesuffix(".weight").rpartition(".")[0], []).append(shape)
+    ranks: set[int] = set()
+    for pair in pairs.values():
+        if len(pair) != 2 or any(len(shape) != 2 for shape in pair):
+            return None
+        (a, b), (c, d) = pair
+        inner = {side for side, other in ((a, d), (b, c)) if side == other}
+        found = {rank for rank in inner if LEAST_RATIO * rank <= min({a, b, c, d} - {rank}, default=0)}
+        ranks = found if not ranks else ranks & found
+        if not ranks:
+            return None
+    return min(ranks) if len(pairs) > 1 else None
+
+
+def factors_alone_text(count: int, rank: int) -> str:
+    """What is said of them."""
+    return (
+        f"all {count} tensors are pairs of matrices of rank {rank}, as factors of adapters are: if they are adapters, this is no model, "
+        "and the program that made them has to merge them"
+    )
 
 
 def like_factors_text(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from ckpt_cli.hub.beside.names import OWN_CONFIGS
 from ckpt_cli.hub.beside.processors import OF_VIDEOS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import TokenizerFiles, has_vocabulary
 from ckpt_cli.hub.beside.whole import tokenizer_of
-from ckpt_cli.hub.custom_code import lacking_names, missing_code
+from ckpt_cli.hub.custom_code import code_of, lacking_names, missing_code
 from ckpt_cli.hub.sentences.parts import part_notes, parts_of
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
@@ -73,14 +73,14 @@ def _notes_of_any(assets: Assets, output: Path) -> list[Note]:
         text = f"the tokenizer is that of the base: the run has only {few(assets.unused)}, which alone is no tokenizer"
         notes.append(Note("warning", "tokenizer-of-base", text))
     notes += assets.choices
-    modules = {name.removesuffix(".py"): path for name, path in assets.files.items() if name.endswith(".py")}
-    configs = json_of(assets.files.values(), Seen())
-    if code := missing_code(modules, configs):
-        text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
-        notes.append(Note("warning", "lacks-code", text))
-    if names := lacking_names(modules, configs):
-        text = f"{few(names)}, which auto_map or another module names, is not in the file: it was cut off, or is another one"
-        notes.append(Note("warning", "lacks-code", text))
+    for modules, beside in code_of(assets.files):
+        configs = json_of(beside, Seen())
+        if code := missing_code(modules, configs):
+            text = f"{few(code)}, which auto_map or another module names, is not among the files: the model does not load without"
+            notes.append(Note("warning", "lacks-code", text))
+        if names := lacking_names(modules, configs):
+            text = f"{few(names)}, which auto_map or another module names, is not in the file: it was cut off, or is another one"
+            notes.append(Note("warning", "lacks-code", text))
     if MODULES in assets.files and not _is_same(assets.files[MODULES].parent, output):
         notes += part_notes(assets.files)
     return notes

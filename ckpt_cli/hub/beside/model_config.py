@@ -16,9 +16,10 @@ from ckpt_cli.names import few
 OF_MODEL = re.compile(
     # What transformers, timm, mlx and sentence-transformers write, and sizes as others call them.
     r"model_type|architectures?|_?(transformers|diffusers)_version|(torch_)?dtype|quantization(_config)?|tie_word_embeddings|pretrained_cfg"
-    r"|vocab_size|(word_)?embedding_(dim|dimension|size)|(in|out)_(features|channels)"
+    r"|(word_)?embedding_(dim|dimension|size)|(in|out)_(features|channels)"
+    r"|((lm|llm|vit|vision|text|audio|image|speech)_)?(vocab_size"
     r"|(d|dim|n|hidden|model|inner|ffn|embed|intermediate|head|encoder|decoder|qkv?|kv|latent|state)_(model|dim|size|embd|ff|hidden|channels)"
-    r"|dim|width|depth|(num|n)_(hidden_|encoder_|decoder_|attention_|key_value_|query_|kv_|q_)?(layers?|heads?|blocks?|experts?|classes|labels)"
+    r"|(num|n)_(hidden_|encoder_|decoder_|attention_|key_value_|query_|kv_|q_)?(layers?|heads?|blocks?|experts?|classes|labels))|dim|width|depth"
     r"|(encoder|decoder)_(layers|attention_heads)|id2label|rope_(theta|scaling|parameters)|max_position_embeddings"
     r"|(rms_|layer_)?norm_eps|hidden_act|\w+_token_id",
     re.ASCII,
@@ -43,6 +44,7 @@ def why_no_config(content: Mapping[str, Any]) -> str | None:
     """What a config.json holds instead of the config of a model, in a few words; None if it is one.
 
     >>> why_no_config({"hidden_size": 32, "num_hidden_layers": 2})
+    >>> why_no_config({"vit_hidden_dim": 32, "lm_n_heads": 4})
     >>> why_no_config({"hidden_size": 32, "learning_rate": 1e-5})
     'settings of a training: learning_rate'
     """

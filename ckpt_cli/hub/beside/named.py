@@ -1,6 +1,6 @@
 """The files that other side files name as a part of them: they go with these, from the folder that these are from.
 
-The processors of lerobot's policies keep means and deviations in safetensors of their own, which a JSON file names.
+The processors of lerobot's policies keep means and deviations in safetensors of their own, and tokenizers in folders: JSON files name them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckpt_cli.errors import CkptError
-from ckpt_cli.files.folders import is_file, stays_inside
+from ckpt_cli.files.folders import files_in, is_file, is_folder, stays_inside
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import size_of
 from ckpt_cli.hub.beside.listed import MAX_CONFIG
@@ -33,6 +33,9 @@ from ckpt_cli.tensors.component import Note
 
 STATE = "state_file"
 """The entry without which what names it does not load."""
+
+ARTIFACTS = "artifacts"
+"""The entry of what a processor keeps in files or folders of its own, by the entry of its config that names each: lerobot's tokenizers."""
 
 STATISTICS = re.compile(r"(\w+_)?(stats|statistics)(_(file|path|filename))?", re.ASCII)
 """Entries that name a file with numbers of the training data, or hold these themselves."""
@@ -72,7 +75,15 @@ def named_by(files: Mapping[str, Path]) -> Named:
     for name, path in files.items():
         if path.suffix != ".json" or name in NAMING_NONE:
             continue
-        for key, value in _texts(_small_content(path)):
+        content = _small_content(path)
+        for value in filter(stays_inside, _artifacts(content)):
+            inside, place = (PurePosixPath(name).parent / value).as_posix(), path.parent / value
+            held = {inside: place} if not is_folder(place) else {f"{inside}/{each.name}": each for each in files_in(place, str)}
+            held = {own: each for own, each in held.items() if _is_passed_on(each)}
+            found |= held
+            if not held:
+                lacking.append(Lack(inside, path, place))
+        for key, value in _texts(content):
             if (
                 (key not in (STATE, FONT) and STATISTICS.fullmatch(key) is None)
                 or not stays_inside(value)
@@ -85,6 +96,12 @@ def named_by(files: Mapping[str, Path]) -> Named:
             elif key == STATE and files.get(inside) != place:
                 lacking.append(Lack(inside, path, place))
     return Named(found, tuple(lacking))
+
+
+def folders_named_in(folder: Path) -> set[Path]:
+    """The folders in a folder that processors there name as a part of them: what is in these is not for the folder around them."""
+    processors = files_in(folder, lambda name: name.endswith("processor.json"))
+    return {folder / value for path in processors for value in _artifacts(_small_content(path)) if stays_inside(value)}
 
 
 def not_passed_on(lacking: Sequence[Lack]) -> list[Note]:
@@ -111,6 +128,14 @@ def _is_passed_on(path: Path) -> bool:
     if name == MANIFEST or NO_ASSETS.fullmatch(name) is not None or (has_weight_suffix(name) and path.suffix not in ARRAYS):
         return False
     return not (has_weight_suffix(name) and OF_MODEL.fullmatch(path.stem)) and is_file(path) and size_of(path) <= MAX_UNKNOWN
+
+
+def _artifacts(content: Config) -> Iterator[str]:
+    """What a processor says of its artifacts: paths from the folder of its file."""
+    steps = content.get("steps")
+    for step in steps if isinstance(steps, list) else ():
+        held = step.get(ARTIFACTS) if isinstance(step, dict) else None
+        yield from (value for value in (held.values() if isinstance(held, dict) else ()) if isinstance(value, str) and value)
 
 
 def _texts(content: Config) -> Iterator[tuple[str, str]]:

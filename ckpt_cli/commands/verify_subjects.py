@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
+from ckpt_cli.discover.before.settings import step_settings_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.marks import mark_notes
@@ -156,8 +157,8 @@ def _lost_by_step(found: Found) -> list[Note]:
         return []
     with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
         homes = tuple(asset_homes(found, found.places[0]))
-        of_files = lost_notes(assets_of_step(found, homes, None, doubtful_homes(found, found.places[0])), THE_STEP)
-        return [*of_files, *lost_part_notes(found)]
+        assets = assets_of_step(found, homes, None, doubtful_homes(found, found.places[0]))
+        return [*lost_notes(assets, THE_STEP), *step_settings_notes(found, homes, assets), *lost_part_notes(found)]
     return []
 
 

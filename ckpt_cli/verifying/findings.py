@@ -338,6 +338,12 @@ KINDS: dict[str, Kind] = {
         "samples of matrices have nothing in common with those of the base: another base, or trained from scratch",
         "pass the model that training started from",
     ),
+    "unlike-layer": Kind(
+        "warning",
+        "base",
+        "a matrix has nothing in common with that of the base, while those of other layers have: it is of another model, or made anew",
+        "look at this layer in the run: a file of another one, or a script that wrote it, leaves such a matrix",
+    ),
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),

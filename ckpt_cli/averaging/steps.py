@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckpt_cli.discover.before.settings import CODE as STEP_SETTINGS
+from ckpt_cli.discover.before.tensors import CODE as STEP_TENSORS
 from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.found import Age, Blocked, Dated, Found, Target, are_counted_anew
@@ -287,7 +288,7 @@ def _of_older(found: Sequence[Opened]) -> list[Note]:
 
     In what their side files differ is said of the average itself.
     """
-    passed = {("warning", "step-skipped"), ("info", "tracker"), ("warning", STEP_SETTINGS)}
+    passed = {("warning", "step-skipped"), ("info", "tracker"), ("warning", STEP_SETTINGS), ("warning", STEP_TENSORS)}
     said: dict[Note, list[str]] = {}
     for opened in found[:-1]:
         for note in opened.notes:

@@ -1,0 +1,84 @@
+"""What tensors a step has otherwise than the steps before and after it: some lost, cut or in another dtype, or all those of another step.
+
+A training saves the same tensors at every step, also of a model whose class nobody knows, and of adapters. Only headers are read, and
+samples until the first one that differs, which it does at once unless a file is a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckpt_cli.discover.before.steps import steps_around
+from ckpt_cli.discover.found import Found, Place
+from ckpt_cli.discover.places import places_in
+from ckpt_cli.errors import CkptError
+from ckpt_cli.files.folders import Folders
+from ckpt_cli.files.source import Files
+from ckpt_cli.formats.base import ReadOptions
+from ckpt_cli.formats.registry import describe, format_of
+from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.names import few
+from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.urls import is_remote
+
+CODE = "step-tensors"
+COPY = "other-step"
+
+Tensors = Mapping[str, Tensor]
+
+
+def step_tensors_notes(found: Found, place: Place, tensors: Tensors, options: ReadOptions, files: Files) -> list[Note]:
+    """Warnings about the tensors of a step, where every neighbour that there is has them otherwise, or one has the same values in all.
+
+    Files that several ranks wrote are not opened for it, nor those in a store.
+    """
+    if is_remote(found.path) or (format_of(place.match).is_sharded and not format_of(place.match).is_loaded) or not tensors:
+        return []
+    told: list[tuple[str, str]] = []
+    with contextlib.suppress(CkptError):  # another step is only looked at for a warning
+        for step in steps_around(found):
+            others = _of_step(step, found, place, options, files)
+            if others is None:
+                continue
+            if others.keys() == tensors.keys() and all(_is_same(tensors[name], each) for name, each in others.items()):
+                text = f"the tensors of {place.name} in {found.path.name} are those of {step.name} (samples of all are equal)"
+                return [Note("warning", COPY, text)]
+            told.append((step.name, _difference(tensors, others)))
+    if not told or not all(said for _, said in told):
+        return []
+    name, said = told[0]
+    text = f"{place.name} in {found.path.name} is not what {name} has: {said}"
+    return [Note("warning", CODE, f"{text}; a training saves the same tensors at every step")]
+
+
+def _of_step(step: Path, found: Found, place: Place, options: ReadOptions, files: Files) -> Tensors | None:
+    """The tensors of the same component, in the same place of another step."""
+    other = Found(step, step_of(step), places_in(step, Folders())).place(place.name)
+    if other is None or other.match.root.relative_to(step) != place.match.root.relative_to(found.path):
+        return None
+    return describe(other.match, files, options).tensors if format_of(other.match) is format_of(place.match) else None
+
+
+def _is_same(mine: Tensor, other: Tensor) -> bool:
+    """Whether the bytes are equal and not those of one file, which a link or a second name leads to: that is told elsewhere."""
+    same_file = {piece.same_bytes_as[:2] for piece in mine.pieces} == {piece.same_bytes_as[:2] for piece in other.pieces}
+    return not (same_file and mine.numel) and same_samples(mine, other)
+
+
+def _difference(mine: Tensors, others: Tensors) -> str:
+    """What one step has otherwise than another one; nothing where most names differ, as in another kind of save."""
+    both = mine.keys() & others.keys()
+    if 2 * len(both) < min(len(mine), len(others)):
+        return ""
+    kinds = {
+        "without": [name for name in others if name not in mine],
+        "with another shape of": [name for name in others if name in both and mine[name].shape != others[name].shape],
+        "with another dtype of": [name for name in others if name in both and mine[name].dtype != others[name].dtype],
+    }
+    if len(kinds["with another dtype of"]) == len(both):
+        del kinds["with another dtype of"]  # a save in another dtype, of which the sizes of files tell
+    return ", ".join(f"{what} {few(names, 2)}" for what, names in kinds.items() if names)

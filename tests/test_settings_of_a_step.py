@@ -13,6 +13,7 @@ from tests import tiny
 
 CODE = "step-settings"
 STEPS = (100, 200, 300)
+OTHER_IDS = {f"t{i}": 59 - i for i in range(60)}
 
 
 def run_of(path: Path, steps: tuple[int, ...] = STEPS) -> Path:
@@ -38,6 +39,11 @@ class TestAStep:
             ("config.json", {"rope_theta": 5e5}, "rope_theta"),
             ("config.json", {"rms_norm_eps": 1e-3}, "rms_norm_eps"),
             ("config.json", {"num_attention_heads": 2, "num_key_value_heads": 1}, "num_attention_heads"),
+            (
+                "tokenizer.json",
+                {"model": {**tiny.TOKENIZER["tokenizer.json"]["model"], "vocab": OTHER_IDS}},
+                "tokenizer.json (ids of tokens)",
+            ),
             ("tokenizer_config.json", {"chat_template": "{{ messages }}"}, "chat template"),
         ],
     )
@@ -81,6 +87,16 @@ class TestAStep:
         codes = [note.code for note in (*result.notes, *result.outputs[0].notes)]
         assert codes.count("configs-differ") == 1
         assert CODE not in codes
+
+    def test_that_lost_its_config_is_told_if_that_of_a_base_says_something_else(self, tmp_path: Path) -> None:
+        run = run_of(tmp_path / "run")
+        (run / "checkpoint-300" / "config.json").unlink()
+        same, other = (
+            tiny.folder(tmp_path / f"base{i}", tiny.weights(), tiny.config(**said)) for i, said in enumerate(({}, {"rope_theta": 5e5}))
+        )
+        assert told(ckpt_cli.merge(run, tmp_path / "out", base=same)) == []
+        (text,) = told(ckpt_cli.merge(run, tmp_path / "out2", base=other))
+        assert "rope_theta" in text
 
     def test_with_a_config_of_the_run_is_none(self, tmp_path: Path) -> None:
         run = tmp_path / "run"

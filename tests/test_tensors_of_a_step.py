@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -100,3 +101,21 @@ class TestACopy:
         shutil.copytree(run / "checkpoint-100", run / "checkpoint-200")
         changed(run / "checkpoint-200" / "model.safetensors", lambda held: held[NAME].add_(1e-3))
         assert told(ckpt_cli.merge(run, tmp_path / "out"), "other-step") == []
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_of_one_shard_is_told_if_it_was_trained(self, frozen: bool, tmp_path: Path) -> None:
+        """A shard that is the same in all steps holds what is not trained."""
+        run = tmp_path / "run"
+        for step in (100, 200, 300):
+            folder = tiny.folder(run / f"checkpoint-{step}", None, tiny.unknown())
+            held = [{name: each for name, each in tiny.weights(step).items() if ("layers.0" in name) == first} for first in (True, False)]
+            held[0] = {name: tiny.weights(100)[name] for name in held[0]} if frozen else held[0]
+            names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+            for name, tensors in zip(names, held, strict=True):
+                save_file(tensors, folder / name, metadata={"format": "pt"})
+            index = {name: file for file, tensors in zip(names, held, strict=True) for name in tensors}
+            (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        assert told(ckpt_cli.merge(run, tmp_path / "out"), "other-step") == []
+        shutil.copyfile(run / "checkpoint-200" / names[0], run / "checkpoint-300" / names[0])
+        found = told(ckpt_cli.merge(run, tmp_path / "out2"), "other-step")
+        assert [names[0] in text and "checkpoint-300 and checkpoint-200" in text for text in found] == ([] if frozen else [True])

@@ -16,11 +16,14 @@ from ckpt_cli.discover.before.steps import steps_around
 from ckpt_cli.discover.beside.homes import homes_in_step
 from ckpt_cli.discover.found import Found
 from ckpt_cli.errors import CkptError
+from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG, Assets, find_assets
 from ckpt_cli.hub.contents.side_files import differing
+from ckpt_cli.hub.contents.token_ids import contradicting
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.hub.settings import different_settings
 from ckpt_cli.hub.text_assets import read_text
+from ckpt_cli.hub.tokenizer_file import TOKENIZER
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.urls import is_remote
@@ -40,18 +43,17 @@ ADAPTED = ("rank_pattern", "r")
 def step_settings_notes(found: Found, homes: Sequence[Path], assets: Assets) -> list[Note]:
     """A warning about files of a step that say something else than in the step before and in the one after, as far as there are such.
 
-    Files in a store are not read for it, and only those of the step's own folder count: others are of all steps alike. What a step has
-    in common with one of its neighbours is the later part of a training that was changed on purpose, or the earlier one.
+    Files in a store are not read for it. Of the neighbours only those in their own folders count: others are of all steps alike. What a
+    step has in common with one of its neighbours is the later part of a training that was changed on purpose, or the earlier one.
     """
     own = [home for home in homes if home.is_relative_to(found.path)]
     if not own or is_remote(found.path):
         return []
     told: list[tuple[str, dict[str, str]]] = []
     with contextlib.suppress(CkptError):  # another step is only looked at for a warning
-        mine = _of_step(assets, found.path)
         for step in steps_around(found):
             folders = homes_in_step(step, own, found)
-            told.append((step.name, {**_others(mine, _of_step(find_assets(folders), step), step.name), **_adapters(own, folders)}))
+            told.append((step.name, {**_others(assets, _of_step(find_assets(folders), step), step.name), **_adapters(own, folders)}))
     if not told or not all(said for _, said in told):
         return []
     name, said = told[0]
@@ -74,7 +76,19 @@ def _others(mine: Assets, others: Assets, label: str) -> dict[str, str]:
             found[CONFIG] = few([entry.pair for entry in settings], 3)
     for name, keys in differing(others, label, mine, "this step"):
         found[name] = few(keys, 3)
+    if (file := _other_ids(mine, others)) is not None:
+        found.setdefault(file, "ids of tokens")
     return found
+
+
+def _other_ids(mine: Assets, others: Assets) -> str | None:
+    """The file that gives other ids to tokens in the other step."""
+    one, other = (side.files.get(TOKENIZER) for side in (mine, others))
+    if mine.tokenizer is None and others.tokenizer is None:
+        return contradicting(others.files, mine.files)
+    if mine.tokenizer is None or others.tokenizer is None or one is None or other is None or read_small(one) == read_small(other):
+        return None
+    return TOKENIZER if others.tokenizer().gives_other_ids(mine.tokenizer()) else None
 
 
 def _adapters(own: Sequence[Path], folders: Sequence[Path]) -> dict[str, str]:

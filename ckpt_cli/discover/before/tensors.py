@@ -1,4 +1,4 @@
-"""What tensors a step has otherwise than the steps before and after it: some lost, cut or in another dtype, or all those of another step.
+"""What tensors a step has otherwise than the steps before and after it: some lost, cut or in another dtype, or those of another step.
 
 A training saves the same tensors at every step, also of a model whose class nobody knows, and of adapters. Only headers are read, and
 samples until the first one that differs, which it does at once unless a file is a copy.
@@ -7,7 +7,7 @@ samples until the first one that differs, which it does at once unless a file is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.before.steps import steps_around
@@ -44,9 +44,14 @@ def step_tensors_notes(found: Found, place: Place, tensors: Tensors, options: Re
             others = _of_step(step, found, place, options, files)
             if others is None:
                 continue
-            if others.keys() == tensors.keys() and all(_is_same(tensors[name], each) for name, each in others.items()):
+            same = _same_files(tensors, others)
+            if same and all(same.values()) and others.keys() == tensors.keys():
                 text = f"the tensors of {place.name} in {found.path.name} are those of {step.name} (samples of all are equal)"
                 return [Note("warning", COPY, text)]
+            copied = [name for name, is_same in same.items() if is_same]
+            if copied and (changed := _changed(copied, step, tensors, found, place, options, files)):
+                text = f"{found.path.name} and {step.name} hold the same tensors in {few(changed, 3)} (samples of all are equal)"
+                return [Note("warning", COPY, f"{text}, which other steps have not: a file may be that of the other step")]
             told.append((step.name, _difference(tensors, others)))
     if not told or not all(said for _, said in told):
         return []
@@ -61,6 +66,35 @@ def _of_step(step: Path, found: Found, place: Place, options: ReadOptions, files
     if other is None or other.match.root.relative_to(step) != place.match.root.relative_to(found.path):
         return None
     return describe(other.match, files, options).tensors if format_of(other.match) is format_of(place.match) else None
+
+
+def _same_files(tensors: Tensors, others: Tensors) -> dict[str, bool]:
+    """The names of a step's files, each with whether another step has the same bytes in all its tensors."""
+    held: dict[str, bool] = {}
+    for name, tensor in tensors.items():
+        file = _file_of(tensor)
+        if file is not None and held.get(file, True):
+            held[file] = name in others and _is_same(tensor, others[name])
+    return held
+
+
+def _changed(
+    copied: Sequence[str], step: Path, tensors: Tensors, found: Found, place: Place, options: ReadOptions, files: Files
+) -> list[str]:
+    """Those of ``copied`` files that were trained: a third step has other values. What is the same in all steps is not trained."""
+    beside = Found(step, step_of(step), ())
+    steps = [each for each in (*steps_around(found), *steps_around(beside)) if each not in (step, found.path)]
+    for third in steps[:1]:
+        others = _of_step(third, found, place, options, files)
+        if others is not None:
+            same = _same_files({name: each for name, each in tensors.items() if _file_of(each) in copied}, others)
+            return [name for name in copied if not same[name]]
+    return []
+
+
+def _file_of(tensor: Tensor) -> str | None:
+    """The name of the file that holds a tensor; None for one without elements."""
+    return Path(tensor.pieces[0].source.path).name if tensor.pieces else None
 
 
 def _is_same(mine: Tensor, other: Tensor) -> bool:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import ckpt_cli
 from tests import tiny
 from tests.tensors import Tensors
+from tests.test_unrelated_weights import mixed, model, trained
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 
@@ -66,6 +67,16 @@ def test_neighbours_that_lack_the_same_are_no_fault(tmp_path: Path) -> None:
     for step in (200, 300):
         changed(run / f"checkpoint-{step}" / "model.safetensors", CHANGES["lost"][0])
     assert told(ckpt_cli.verify(run / "checkpoint-200")) == []
+
+
+def test_weights_of_another_run_are_told(tmp_path: Path) -> None:
+    for step, tensors in ((100, model(0)), (200, trained(model(0))), (300, trained(model(0), 0.1))):
+        tiny.folder(tmp_path / "run" / f"checkpoint-{step}", tensors, tiny.classless())
+    assert told(ckpt_cli.merge(tmp_path / "run", tmp_path / "out")) == []
+    for number, (tensors, said) in enumerate(((model(1), "the weights have"), (mixed("model.layers.2."), "some layers have"))):
+        tiny.folder(tmp_path / "run" / "checkpoint-300", tensors, tiny.classless())
+        (text,) = told(ckpt_cli.merge(tmp_path / "run", tmp_path / f"out{number}"))
+        assert f"is not what checkpoint-200 has: {said} nothing in common" in text
 
 
 def test_a_layer_that_an_adapter_lost_is_told_where_it_is_exported(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What tensors a step has otherwise than the steps before and after it: some lost, cut or in another dtype, or those of another step.
+"""What tensors a step has otherwise than the steps around it: some lost, cut or in another dtype, or those of another step or run.
 
 A training saves the same tensors at every step, also of a model whose class nobody knows, and of adapters. Only headers are read, and
 samples until the first one that differs, which it does at once unless a file is a copy.
@@ -22,6 +22,7 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
+from ckpt_cli.tensors.kinship import unrelated, unrelated_layers
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.urls import is_remote
 
@@ -52,12 +53,12 @@ def step_tensors_notes(found: Found, place: Place, tensors: Tensors, options: Re
             if copied and (changed := _changed(copied, step, tensors, found, place, options, files)):
                 text = f"{found.path.name} and {step.name} hold the same tensors in {few(changed, 3)} (samples of all are equal)"
                 return [Note("warning", COPY, f"{text}, which other steps have not: a file may be that of the other step")]
-            told.append((step.name, _difference(tensors, others)))
+            told.append((step.name, _difference(tensors, others) or _unrelated(tensors, others)))
     if not told or not all(said for _, said in told):
         return []
     name, said = told[0]
     text = f"{place.name} in {found.path.name} is not what {name} has: {said}"
-    return [Note("warning", CODE, f"{text}; a training saves the same tensors at every step")]
+    return [Note("warning", CODE, f"{text}; steps of one training hold the same tensors, and are near each other")]
 
 
 def _of_step(step: Path, found: Found, place: Place, options: ReadOptions, files: Files) -> Tensors | None:
@@ -66,6 +67,14 @@ def _of_step(step: Path, found: Found, place: Place, options: ReadOptions, files
     if other is None or other.match.root.relative_to(step) != place.match.root.relative_to(found.path):
         return None
     return describe(other.match, files, options).tensors if format_of(other.match) is format_of(place.match) else None
+
+
+def _unrelated(mine: Tensors, others: Tensors) -> str:
+    """What of two steps has nothing in common, as samples of matrices tell; nothing for steps of one training."""
+    if (measured := unrelated(mine, others)) is not None:
+        return f"the weights have nothing in common: {measured}"
+    strange = unrelated_layers(mine, others)
+    return f"some layers have nothing in common, while others have: {strange}" if strange is not None else ""
 
 
 def _same_files(tensors: Tensors, others: Tensors) -> dict[str, bool]:

@@ -341,8 +341,7 @@ KINDS: dict[str, Kind] = {
     "unlike-layer": Kind(
         "warning",
         "base",
-        "a matrix has nothing in common with that of the base, while those of other layers have: it is of another model, or made anew",
-        "look at this layer in the run: a file of another one, or a script that wrote it, leaves such a matrix",
+        "a matrix has nothing in common with that of the base, while those of other layers have: of another model, or new",
     ),
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"

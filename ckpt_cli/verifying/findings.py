@@ -339,9 +339,7 @@ KINDS: dict[str, Kind] = {
         "pass the model that training started from",
     ),
     "unlike-layer": Kind(
-        "warning",
-        "base",
-        "a matrix has nothing in common with that of the base, while those of other layers have: of another model, or new",
+        "warning", "base", "a matrix unlike that of the base, while those of other layers are like theirs: of another model, or new"
     ),
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"

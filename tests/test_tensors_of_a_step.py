@@ -53,6 +53,19 @@ def test_a_step_of_an_unknown_class_is_told_from_its_neighbours(kind: str, tmp_p
         assert f"is not what checkpoint-100 has: {said}" in text
 
 
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_step_in_files_of_ranks_is_told_too(kind: str, tmp_path: Path) -> None:
+    change, said = CHANGES[kind]
+    for step in (1, 2):
+        tensors = tiny.weights(step)
+        if step == 2:
+            assert told(ckpt_cli.merge(tmp_path / "run", tmp_path / "out1")) == []
+            change(tensors)
+        tiny.verl(tmp_path / "run", tensors, tiny.unknown(), step=step)
+    (text,) = told(ckpt_cli.merge(tmp_path / "run", tmp_path / "out2"))
+    assert f"is not what global_step_1 has: {said}" in text
+
+
 @pytest.mark.parametrize("change", [lambda held: held.update({name: each.half() for name, each in held.items()}), lambda held: None])
 def test_what_all_tensors_have_is_no_fault(change: Callable[[Tensors], object], tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", 100, 200, 300)

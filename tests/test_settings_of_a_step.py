@@ -17,8 +17,10 @@ OTHER_IDS = {f"t{i}": 59 - i for i in range(60)}
 
 
 def run_of(path: Path, steps: tuple[int, ...] = STEPS) -> Path:
+    """Steps whose configs count, as those of diffusers' averages do."""
     for step in steps:
-        tiny.folder(path / f"checkpoint-{step}", tiny.weights(step), files={"trainer_state.json": {"global_step": step}})
+        of = tiny.config(optimization_step=step, cur_decay_value=step / 1000, epoch=step // 100, global_step=step)
+        tiny.folder(path / f"checkpoint-{step}", tiny.weights(step), of, {"trainer_state.json": {"global_step": step}})
     return path
 
 

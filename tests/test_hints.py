@@ -634,7 +634,7 @@ CASES = (
         "factors that are not finite",
         lambda p: merge(_spoiled(p), p, base=p.tmp / "whole"),
         r"merge a step from before that, or pass --allow-overflow to write what comes of them",
-        lambda p: merge(_spoiled(p), p, base=p.tmp / "whole", allow_overflow=True),
+        lambda p: merge(p.tmp / "spoiled", p, base=p.tmp / "whole", allow_overflow=True),
     ),
 )
 

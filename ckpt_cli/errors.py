@@ -35,7 +35,7 @@
     └── FindingsError         1
         ├── Warned               strict               warnings, where --strict asks for none
         ├── CastOverflow         cast-overflow        finite values that the requested dtype cannot hold
-        └── NonFinite            non-finite           NaN or infinite values in tensors to be averaged
+        └── NonFinite            non-finite           NaN or infinite values in tensors to be averaged, or in LoRA factors to be fused
 
 A message is one line in lower case. ``expected`` says what should have been there, ``hint`` what to do next, only if it was
 checked that this helps: a wrong hint is worse than none.

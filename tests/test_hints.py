@@ -26,6 +26,7 @@ from ckpt_cli.cli.words.hints import fitting, options_by_command
 from ckpt_cli.cli.words.scripts import OPTIONS
 from ckpt_cli.discover import open as opening
 from ckpt_cli.errors import CkptError
+from tests import tiny
 from tests.cli import ROOT
 from tests.formats.test_deepspeed import changed
 
@@ -629,6 +630,12 @@ CASES = (
         lambda p: ckpt_cli.verify(_adapter(p), base=p.layout("verl-lora", "base")),
         r"fuse them first: ckpt merge with --base, then verify the result",
     ),
+    Case(
+        "factors that are not finite",
+        lambda p: merge(_spoiled(p), p, base=p.tmp / "whole"),
+        r"merge a step from before that, or pass --allow-overflow to write what comes of them",
+        lambda p: merge(p.tmp / "spoiled", p, base=p.tmp / "whole", allow_overflow=True),
+    ),
 )
 
 
@@ -741,6 +748,12 @@ def _large(place: Place) -> list[Path]:
 
 def _counted(place: Place) -> list[Path]:
     return [place.hub(f"c{i}", {"w": torch.ones(2), "n": torch.tensor([i])}) for i in (1, 2)]
+
+
+def _spoiled(place: Place) -> Path:
+    tiny.folder(place.tmp / "whole", tiny.weights())
+    factors = {name: torch.full_like(tensor, float("nan")) for name, tensor in tiny.factors().items()}
+    return tiny.adapter(place.tmp / "spoiled", factors, place.tmp / "whole")
 
 
 def _adapter(place: Place) -> Path:

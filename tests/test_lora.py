@@ -16,7 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import CastOverflow, CkptError, CorruptFile, IncompleteError, Inconsistent, Undecidable, Unsupported, UsageError
+from ckpt_cli.errors import (
+    CastOverflow,
+    CkptError,
+    CorruptFile,
+    IncompleteError,
+    Inconsistent,
+    NonFinite,
+    Undecidable,
+    Unsupported,
+    UsageError,
+)
 from tests.architectures import MODELS, build
 from tests.cli import ckpt_fork as ckpt
 from tests.tensors import load
@@ -486,6 +496,17 @@ class TestRefusals:
         assert load(tmp_path / "infinite")["m.weight"].isinf().all()
         ckpt_cli.merge(tmp_path / "run", tmp_path / "wide", lora_alpha=2, dtype="fp32")
         assert torch.equal(load(tmp_path / "wide")["m.weight"], torch.full((4, 6), 65704.0))
+
+    @pytest.mark.parametrize("factor", ["A", "B"])
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_factors_that_are_not_finite(self, factor: str, value: float, tmp_path: Path) -> None:
+        spoiled = {name: tensor.clone() for name, tensor in SMALL.items()}
+        spoiled[f"m.lora_{factor}.default.weight"][0, 0] = value
+        error = self.merge(tmp_path, spoiled)
+        assert isinstance(error, NonFinite)
+        assert f"m.lora_{factor}.default.weight" in error.message
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "spoiled", lora_alpha=2, allow_overflow=True)
+        assert not load(tmp_path / "spoiled")["m.weight"].isfinite().all()
 
     @pytest.mark.parametrize("pattern", ["(a*)*", "(q|q)+", "x" * 400, "[", "a****"])
     def test_patterns_that_could_take_for_ever(self, tmp_path: Path, pattern: str) -> None:

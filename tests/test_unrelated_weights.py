@@ -112,3 +112,47 @@ class TestAnAverage:
         done = ckpt_cli.average(paths, tmp_path / "out", method="weighted", weights=weights, normalize=normalize)
         (note,) = (note for note in done.outputs[0].notes if note.code == "unrelated-weights")
         assert (note.level, "an average of models" in note.text) == (level, level == "warning")
+
+
+def mixed(*fresh: str) -> Tensors:
+    """A trained model in which these tensors are those of another one."""
+    return {name: model(7)[name] if name.startswith(fresh) else tensor for name, tensor in trained(model(0)).items()}
+
+
+class TestSomeLayers:
+    def test_of_another_model_are_told_by_merge_average_and_verify(self, tmp_path: Path) -> None:
+        base, run = folder(tmp_path / "base", model(0)), folder(tmp_path / "run", mixed("model.layers.2.", "model.layers.3."))
+        told = codes(ckpt_cli.merge(run, tmp_path / "merged", base=base))["unlike-layers"]
+        assert "model.layers.2.mlp.down_proj.weight, model.layers.3.mlp.down_proj.weight (2 of 4 sampled matrices" in told
+        assert "unlike-layers" in codes(ckpt_cli.average([folder(tmp_path / "other", trained(model(0))), run], tmp_path / "average"))
+        found = [each.tensor for each in ckpt_cli.verify(run, base=base).findings if each.code == "unlike-layer"]
+        assert found == [f"model.layers.{layer}.mlp.{kind}_proj.weight" for layer in (2, 3) for kind in ("down", "up")]
+
+    @pytest.mark.parametrize("fresh", ["mlp", "mlp.up", "embed"])
+    def test_of_a_kind_that_is_new_everywhere_are_not(self, fresh: str, tmp_path: Path) -> None:
+        base, run = folder(tmp_path / "base", model(0)), folder(tmp_path / "run", trained(model(0), fresh=fresh))
+        assert "unlike-layers" not in codes(ckpt_cli.merge(run, tmp_path / "merged", base=base))
+        assert "unlike-layer" not in {each.code for each in ckpt_cli.verify(run, base=base).findings}
+
+    @pytest.mark.parametrize("far", [0.0, 0.05, 0.8])
+    def test_that_were_trained_are_not(self, far: float, tmp_path: Path) -> None:
+        base, run = folder(tmp_path / "base", model(0)), folder(tmp_path / "run", trained(model(0), far))
+        assert "unlike-layers" not in codes(ckpt_cli.merge(run, tmp_path / "merged", base=base))
+        assert "unlike-layer" not in {each.code for each in ckpt_cli.verify(run, base=base).findings}
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            (lambda square: square.t().contiguous(), "with its dimensions exchanged"),
+            (torch.zeros_like, "cosine 0.00"),
+        ],
+        ids=["transposed", "zeros"],
+    )
+    def test_that_a_script_spoiled_are_told(self, changed: Any, said: str, tmp_path: Path) -> None:
+        squares = {f"model.layers.{layer}.o_proj.weight": torch.randn(40, 40) for layer in range(3)}
+        base = folder(tmp_path / "base", {**model(0), **squares})
+        name = "model.layers.1.o_proj.weight"
+        run = folder(tmp_path / "run", {**trained({**model(0), **squares}), name: changed(squares[name])})
+        (found,) = [each for each in ckpt_cli.verify(run, base=base).findings if each.code == "unlike-layer"]
+        assert found.tensor == name
+        assert said in found.message

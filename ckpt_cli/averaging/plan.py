@@ -50,7 +50,7 @@ from ckpt_cli.paths import absolute
 from ckpt_cli.results.written import AverageSource
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
-from ckpt_cli.tensors.kinship import unrelated
+from ckpt_cli.tensors.kinship import unrelated, unrelated_layers
 from ckpt_cli.tensors.tensor import Tensor, places_of
 from ckpt_cli.tensors.weighted_sum import Formula
 from ckpt_cli.urls import full_name
@@ -358,7 +358,10 @@ def _unrelated_notes(used: Sequence[Averaged], agreed: Agreed, mixed: Formula) -
         return []
     newest = {name: tensors[-1] for name, tensors in held.items()}
     for number, source in enumerate(used[:-1][-MOST_PAIRED:], max(len(used) - 1 - MOST_PAIRED, 0)):
-        measured = unrelated({name: tensors[number] for name, tensors in held.items()}, newest)
+        older = {name: tensors[number] for name, tensors in held.items()}
+        if (measured := unrelated(older, newest)) is None and (strange := unrelated_layers(older, newest)) is not None:
+            text = f"some layers of {source.label} and {used[-1].label} have nothing in common, while others have: {strange}"
+            return [Note("warning", "unlike-layers", f"{text}; in one of them they are of another model, or were made anew")]
         if measured is not None:
             text = f"the weights of {source.label} and {used[-1].label} have nothing in common: {measured}"
             if not math.isclose(math.fsum(mixed.weights) / mixed.divisor, 1, rel_tol=1e-6):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.before.settings import CODE as STEP_SETTINGS
+from ckpt_cli.discover.before.tensors import CODE as STEP_TENSORS
 from ckpt_cli.discover.components import why_none
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.found import Age, Blocked, Dated, Found, Target, are_counted_anew
@@ -282,8 +284,11 @@ def _twin_error(target: Target, step: int, twins: Sequence[Dated]) -> CkptError:
 
 
 def _of_older(found: Sequence[Opened]) -> list[Note]:
-    """Notes about all checkpoints except the newest, with their names; what is said alike of several is said once."""
-    passed = {("warning", "step-skipped"), ("info", "tracker")}
+    """Notes about all checkpoints except the newest, with their names; what is said alike of several is said once.
+
+    In what their side files differ is said of the average itself.
+    """
+    passed = {("warning", "step-skipped"), ("info", "tracker"), ("warning", STEP_SETTINGS), ("warning", STEP_TENSORS)}
     said: dict[Note, list[str]] = {}
     for opened in found[:-1]:
         for note in opened.notes:

@@ -62,7 +62,7 @@ from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome, without_repeats
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
-from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings
+from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings, unlike_layers
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
@@ -388,6 +388,6 @@ def _against_base(
         return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], notes
     if not alike.same_model:
         return comparison, [finding("other-base", alike.why, file=name, **numbers)], notes
-    said += unlike_findings(subject.tensors, reference, name)
+    said += unlike_findings(subject.tensors, reference, name) or unlike_layers(subject.tensors, reference, comparison)
     said += lacking_findings(subject.tensors, reference, config, its, subject.manifest, options.include, options.exclude)
     return comparison, said, notes

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
+from ckpt_cli.discover.before.settings import step_settings_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
+from ckpt_cli.discover.before.tensors import step_tensors_notes
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.siblings import notes_below
@@ -29,7 +31,7 @@ from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
-from ckpt_cli.formats.registry import format_of
+from ckpt_cli.formats.registry import describe, format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, safetensors_part, stem_of
 from ckpt_cli.formats.safetensors.scan import WeightSet
@@ -108,7 +110,7 @@ def find_subjects(
         places = tuple(places_in(path, Folders()))
         taken = {place.match.root for place in places}
         as_step = Found(path, step_of(path), places)
-        lost = [*_lost_by_step(as_step), *(mark_notes(as_step, places[0]) if places else ())]
+        lost = [*_lost_by_step(as_step, files), *(mark_notes(as_step, places[0]) if places else ())]
         found = _folder_subjects(path, files, type)
         lost += _steps_inside(path) if as_step.step is None else []
         return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost, *_of_downloads(path, one, files))) for one in found]
@@ -150,14 +152,18 @@ def find_subjects(
     ]
 
 
-def _lost_by_step(found: Found) -> list[Note]:
-    """Warnings about files beside the weights and parts with weights that another step has, and a folder that is a step lacks."""
+def _lost_by_step(found: Found, files: Files) -> list[Note]:
+    """Warnings about what another step has, and a folder that is a step lacks or has otherwise: files, parts with weights, tensors."""
     if found.step is None or not found.places:
         return []
     with contextlib.suppress(CkptError):  # what cannot be read is found by other checks
-        homes = tuple(asset_homes(found, found.places[0]))
-        of_files = lost_notes(assets_of_step(found, homes, None, doubtful_homes(found, found.places[0])), THE_STEP)
-        return [*of_files, *lost_part_notes(found)]
+        place, options = found.places[0], ReadOptions()
+        homes = tuple(asset_homes(found, place))
+        assets = assets_of_step(found, homes, None, doubtful_homes(found, place))
+        notes = [*lost_notes(assets, THE_STEP), *step_settings_notes(found, homes, assets), *lost_part_notes(found)]
+        with contextlib.suppress(CkptError):  # the same, and what is said so far counts
+            notes += step_tensors_notes(found, place, describe(place.match, files, options).tensors, options, files)
+        return notes
     return []
 
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.before.neighbours import neighbour_notes
 from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
 from ckpt_cli.discover.before.side_files import assets_of_step
@@ -277,7 +278,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     restarts = restart_notes(place.home, place.name, component.tensors, base, files)
     notes = (
         *component.notes,
-        *other_step_notes(found, place, (*place.match.files, *component.files)),
+        *(linked := other_step_notes(found, place, (*place.match.files, *component.files))),
         *made,
         *passed_over_notes(found, place, component, assets.config, files),
         *left_out_notes(found, place, component, assets.files.values(), files),
@@ -291,6 +292,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *sibling_notes(found, place, component, assets.config, files, {*models, *restarts, *([base] if base is not None else [])}),
         *inner_step_notes(found, place, component, assets.config, options, files),
         *config_notes(found, place, assets),
+        *neighbour_notes(found, place, homes, component, assets, options, files, is_linked=bool(linked)),
         *recorded_notes(homes, assets, place.match, files, base),
         *notes_of_ranks(place, files),
         *twin_notes(place.name, component.tensors),

@@ -41,7 +41,7 @@ from ckpt_cli.output.plan import make_plan
 from ckpt_cli.output.publish import DEFAULT_SHARD_SIZE
 from ckpt_cli.output.select import compare_copies, is_wanted
 from ckpt_cli.tensors.component import Note
-from ckpt_cli.tensors.kinship import unrelated
+from ckpt_cli.tensors.kinship import unrelated, unrelated_layers
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.tensors.torn import torn_notes
 
@@ -110,13 +110,19 @@ def _doubts_of(base: Base) -> Iterable[Note]:
     return (replace(note, text=f"the base: {note.text}") for note in warnings)
 
 
+UNLIKE = "they are of another model, or were made anew"
+
+
 def _unlike_base(draft: Draft, setting: Setting[Options]) -> list[Note]:
     """A warning about a base whose weights fit by name and shape, and have nothing in common with those of the run."""
     if setting.base is None or setting.of_base is None or adapters_alone(draft.opened.component.tensors):
         return []
-    measured = unrelated(draft.tensors, setting.alike(draft)[0])
+    alike = setting.alike(draft)[0]
+    measured = unrelated(draft.tensors, alike)
     if measured is None:
-        return []
+        strange = unrelated_layers(draft.tensors, alike)
+        text = f"some layers have nothing in common with those of the base, while others have: {strange}; {UNLIKE}"
+        return [Note("warning", "unlike-layers", text)] if strange is not None else []
     text = f"the weights have nothing in common with those of the base: {measured}; it is another base, or training started from scratch"
     return [Note("warning", "unlike-base", text)]
 

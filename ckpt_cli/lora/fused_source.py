@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_cli.boxes import contiguous_strides, whole
 from ckpt_cli.dtypes import BY_CODE, Dtype, numpy_dtype, overflow_hint
-from ckpt_cli.errors import CastOverflow, CorruptFile
+from ckpt_cli.errors import CastOverflow, CorruptFile, NonFinite
 from ckpt_cli.files.descriptors import Identity
 from ckpt_cli.files.source import Source
+from ckpt_cli.names import few
 from ckpt_cli.tensors.casting import cast
 from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.records import Records
@@ -92,6 +93,8 @@ class Kept:
                 self._factors.move_to_end(owner)
                 return self._factors[owner]
         made = update.left(), update.right()
+        if not self.allow_overflow:
+            _refuse_non_finite(update, made)
         with self._lock:
             self._factors[owner] = made
             while len(self._factors) > TENSORS:
@@ -249,6 +252,19 @@ def fused(update: Update, name: str, dtype: Dtype, kept: Kept) -> Tensor:
 def matrix(tensor: Tensor, rows: int, columns: int) -> Array:
     """All of a small tensor in float64, as a matrix."""
     return _wide(tensor).reshape(rows, columns)
+
+
+def _refuse_non_finite(update: Update, factors: tuple[Array, Array]) -> None:
+    """Raise NonFinite for a factor with such values: one of them spoils a row or a column of the weight, or all of it."""
+    import numpy
+
+    if not all(numpy.isfinite(factor).all() for factor in factors):
+        raise NonFinite(
+            f"NaN or infinite values in the factors of its adapter: {few([part.name for part in update.parts], 2)}",
+            tensor=update.weight.name,
+            expected="finite values, as a training that did not diverge leaves them",
+            hint="merge a step from before that, or pass --allow-overflow to write what comes of them",
+        )
 
 
 def _wide(tensor: Tensor) -> Array:

@@ -2,16 +2,23 @@
 
 What was trained from a model stays close to it: cosines of matrices are above 0.9 after a fine-tuning. Those of two models that were
 initialised apart are zero, within the noise of a sample. Norms and biases say nothing, as they are alike in all models.
+
+A model of which one part stayed close and another has nothing in common was put together from two, if both have matrices of one kind:
+what is initialised anew on purpose, such as a head, is so in all layers.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
+from ckpt_cli.names import few
 from ckpt_cli.tensors.casting import RANGE
 from ckpt_cli.tensors.reading import elements
 from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.views import transposed
+from ckpt_cli.urls import is_remote
 
 MATRICES = 8
 """So many are sampled, over the whole depth of a model."""
@@ -31,6 +38,11 @@ NOISE = 5.0
 LEAST = 0.1
 """A cosine below is none, however long the sample is: unrelated models have a little in common too."""
 
+RELATED = 0.5
+"""A cosine above says that one matrix was trained from the other."""
+
+NUMBER = re.compile(r"[0-9]+", re.ASCII)
+
 
 def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor], enough: int | None = None) -> str | None:
     """What was measured, in words, if every sampled matrix says that the weights have nothing in common; None otherwise.
@@ -38,7 +50,7 @@ def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor], enough: i
     ``enough`` matrices must be sampled, by default `ENOUGH`. Those that one side took from the other are no evidence, nor are those that
     are all zero, or of numbers that need a scale.
     """
-    common = [name for name, tensor in mine.items() if name in other and _comparable(tensor, other[name])]
+    common = [name for name, tensor in mine.items() if name in other and comparable(tensor, other[name])]
     step = max(len(common) / MATRICES, 1.0)
     chosen = [common[int(i * step)] for i in range(min(MATRICES, len(common)))]
     found = []
@@ -46,7 +58,7 @@ def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor], enough: i
         cosine, count = _cosine(mine[name], other[name])
         if not math.isfinite(cosine):
             continue
-        if abs(cosine) > max(LEAST, NOISE / math.sqrt(count)):
+        if not _is_none(cosine, count):
             return None
         found.append(cosine)
     if len(found) < (enough or ENOUGH):
@@ -55,7 +67,52 @@ def unrelated(mine: Mapping[str, Tensor], other: Mapping[str, Tensor], enough: i
     return f"cosine {abs(largest):.2f} or less in {len(found)} of {len(found)} sampled matrices"
 
 
-def _comparable(mine: Tensor, other: Tensor) -> bool:
+def unrelated_layers(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+    """What was measured, in words, if the matrices of some layers have nothing in common, and those of others have; None otherwise.
+
+    Sampled is the kind of matrices that most layers have. Nothing is read of a store for it.
+    """
+    kinds: dict[str, list[str]] = {}
+    for name, tensor in mine.items():
+        if NUMBER.search(name) and name in other and comparable(tensor, other[name]):
+            kinds.setdefault(_kind(name), []).append(name)
+    names = max(kinds.values(), key=len, default=[])
+    count = min(len(names), MATRICES)
+    chosen = [names[i * (len(names) - 1) // max(count - 1, 1)] for i in range(count)]
+    if any(is_remote(piece.source.path) for name in chosen for piece in (*mine[name].pieces, *other[name].pieces)):
+        return None
+    found = {name: _cosine(mine[name], other[name]) for name in chosen}
+    strange = strangers(found)
+    return f"{few(strange, 3)} ({len(strange)} of {len(chosen)} sampled matrices of this kind)" if strange else None
+
+
+def strangers(cosines: Mapping[str, tuple[float, int]]) -> list[str]:
+    """The matrices that have nothing in common with their like, of kinds of which another layer's stayed close.
+
+    ``cosines``: of every matrix by name, and how many elements it was measured over.
+    """
+    related = {_kind(name) for name, (cosine, _) in cosines.items() if cosine > RELATED}
+    return [name for name, each in cosines.items() if _is_none(*each) and _kind(name) in related]
+
+
+def is_turned(mine: Tensor, other: Tensor) -> bool:
+    """Whether a square matrix is another one with its dimensions exchanged."""
+    return len(mine.shape) == 2 and mine.shape[0] == mine.shape[1] and _cosine(mine, transposed(other, 0, 1))[0] > RELATED
+
+
+def _kind(name: str) -> str:
+    """The name of a matrix without the numbers of layer and expert."""
+    return NUMBER.sub("#", name)
+
+
+def _is_none(cosine: float, count: int) -> bool:
+    """Whether a cosine over so many elements is within the noise; of what is no number, and of a few elements, nothing is known."""
+    noise = NOISE / math.sqrt(max(count, 1))
+    return noise < RELATED and abs(cosine) <= max(LEAST, noise)
+
+
+def comparable(mine: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are matrices that say whether one was trained from the other."""
     if mine.shape != other.shape or sum(size > 1 for size in mine.shape) < 2 or mine.numel < SMALLEST:
         return False
     pieces = (*mine.pieces, *other.pieces)

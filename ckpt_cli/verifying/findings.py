@@ -338,6 +338,9 @@ KINDS: dict[str, Kind] = {
         "samples of matrices have nothing in common with those of the base: another base, or trained from scratch",
         "pass the model that training started from",
     ),
+    "unlike-layer": Kind(
+        "warning", "base", "a matrix unlike that of the base, while those of other layers are like theirs: of another model, or new"
+    ),
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"
     ),

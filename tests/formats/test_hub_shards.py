@@ -165,3 +165,18 @@ class TestWhatTheFilesSay:
         write(folder / shard_name(1), {"a": torch.ones(2, 3)}, {"a": [0, 0]})
         write(folder / shard_name(2), {"a": torch.ones(2, 3)}, {"a": [1 << 50, 1 << 50]})
         assert refused(folder, Gap).tensor == "a"
+
+
+@pytest.mark.parametrize("rank", [1, 4])
+def test_a_file_copied_over_another_is_told_where_no_gap_shows(rank: int, folder: Path) -> None:
+    """Without the last rows a tensor only looks shorter."""
+    for number in range(1, 5):
+        write(folder / shard_name(number), {"w": torch.full((2, 3), float(number)), "norm": torch.ones(3)}, {"w": [2 * number - 2, 0]})
+    merged = ckpt_cli.merge(folder, folder.parent / "whole")
+    assert "equal-files" not in {note.code for note in merged.checkpoint.notes}
+    (folder / shard_name(rank)).write_bytes((folder / shard_name(2)).read_bytes())
+    if rank == 1:
+        refused(folder, Gap)
+        return
+    (note,) = (note for note in ckpt_cli.merge(folder, folder.parent / "out").checkpoint.notes if note.code == "equal-files")
+    assert f"{shard_name(4)} holds the same parts of tensors as {shard_name(2)}" in note.text

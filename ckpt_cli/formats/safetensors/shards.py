@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ckpt_cli.formats.base import APART, Format, Match, ReadOptions
 from ckpt_cli.formats.safetensors.folder import entry_leaf
 from ckpt_cli.formats.sets.contents import SHARDING as INFO
 from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
-from ckpt_cli.names import check_name, is_extra_state
+from ckpt_cli.names import check_name, few, is_extra_state
 from ckpt_cli.tensors.component import Component, Leaf, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -68,6 +68,7 @@ class HubShards(Format):
     def describe(self, match: Match, files: Files, options: ReadOptions) -> Component:
         parts: dict[str, list[RankPart]] = {}
         leaves: dict[str, Leaf] = {}
+        boxes: dict[Path, set[tuple[str, Box]]] = {}
         for path in match.files:
             rank = _rank(path)
             source = files.source(path)
@@ -79,7 +80,9 @@ class HubShards(Format):
                         leaves[entry.name] = entry_leaf(entry)
                         continue
                     with reading(path, tensor=entry.name):
-                        parts.setdefault(check_name(entry.name), []).append(_part(entry, source, rank, offsets))
+                        part = _part(entry, source, rank, offsets)
+                        parts.setdefault(check_name(entry.name), []).append(part)
+                        boxes.setdefault(path, set()).add((entry.name, part.box))
         if not parts:
             raise CorruptFile("the files hold no tensor", path=match.root)
         tensors = {}
@@ -100,10 +103,25 @@ class HubShards(Format):
             match.files,
             world_size=world,
             leaves=tuple(leaves.values()),
-            notes=(note,),
+            notes=(note, *_twice_held(boxes, tensors)),
             writer=match.evidence,
         )
         return set_apart(component, "the folder", average=match.group is not None)
+
+
+def _twice_held(boxes: Mapping[Path, set[tuple[str, Box]]], tensors: Mapping[str, Tensor]) -> list[Note]:
+    """A warning about files that hold the same parts of tensors as others: a save writes each part once.
+
+    What such a file held before it was copied over may be the end of tensors, which is then not known to be missing.
+    """
+    cut = {path: frozenset(each for each in held if each[1].extent != tensors[each[0]].shape) for path, held in boxes.items()}
+    first: dict[frozenset[tuple[str, Box]], Path] = {}
+    said = []
+    for path, held in cut.items():
+        if held and first.setdefault(held, path) != path:
+            said.append(f"{path.name} holds the same parts of tensors as {first[held].name}")
+    text = f"{few(said, 2)}: a save writes each part once, and what one of the two held may be lost"
+    return [Note("warning", "equal-files", text)] if said else []
 
 
 def _trouble_of(found: Sequence[Path], folder: Path) -> MissingShard | None:

@@ -35,6 +35,10 @@ HARMLESS: Mapping[str, tuple[str, ...]] = {
         r"(un)?freeze(_\w+)?|tune_\w+|\w+_tunable_parts|use_\w+_lora|gradient_\w+|stop_gradient\w*|batch_norm_momentum|rescale_prenorm_residual",
         r"(\w+_)?lr|optimizer_\w+|scheduler_\w+|train_expert_only|use_pretrained_backbone|use_timm_backbone|sparse_pred\w*|seed",
     ),
+    "how far a training is": (
+        r"(global|current|cur|last|best|trained|ema|optimization)_(step|epoch|iteration|iter)s?|step|epoch|iteration|num_updates",
+        r"total_flos|best_metric|cur_decay_value|update_after_step|use_ema_warmup|inv_gamma",
+    ),
     "what is returned": (
         r"use_cache\w*|output_(attentions|hidden_states|router_logits|scores|past|a3_attentions|retrieved)|return_\w+|use_return_dict",
         r"torchscript|cache_implementation|keys_to_ignore_at_inference|num_logits_to_keep|chunk_size_feed_forward|onnx_\w+",

@@ -22,9 +22,9 @@ from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.entries.generation import lost_settings
 from ckpt_cli.hub.settings import different_settings, settings_text
 from ckpt_cli.hub.ties import tied_together
-from ckpt_cli.results.drift import BaseComparison
+from ckpt_cli.results.drift import BaseComparison, TensorDrift
 from ckpt_cli.results.verify import Finding
-from ckpt_cli.tensors.kinship import unrelated
+from ckpt_cli.tensors.kinship import comparable, is_turned, strangers, unrelated
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.findings import finding
@@ -77,6 +77,32 @@ def unlike_findings(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], name
     """A finding about a base whose weights have nothing in common with these; both have the names of the output."""
     measured = unrelated(mine, base)
     return [finding("unlike-base", measured, file=name)] if measured is not None else []
+
+
+def unlike_layers(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], comparison: BaseComparison) -> list[Finding]:
+    """Findings about matrices that have nothing in common with those of the base, while those of other layers have.
+
+    A matrix of zeros has nothing in common with any other; ``comparison`` measured all of both, but what did not change.
+    """
+    changed = {drift.name: drift for drift in comparison.drifts}
+    cosines = dict[str, tuple[float, int]]()
+    for name in mine:
+        if name in base and comparable(mine[name], base[name]):
+            drift = changed.get(name)
+            cosines[name] = (_cosine(drift), drift.compared) if drift is not None else (1.0, mine[name].numel)
+    found = []
+    for name in strangers(cosines):
+        turned = is_turned(mine[name], base[name])
+        what = "it is that of the base with its dimensions exchanged" if turned else f"cosine {abs(cosines[name][0]):.2f}"
+        found.append(finding("unlike-layer", what, tensor=name))
+    return found
+
+
+def _cosine(drift: TensorDrift) -> float:
+    """The cosine of a tensor and that of the base; 0 for zeros in place of what are none, and NaN where a number is none."""
+    if drift.cosine is not None:
+        return drift.cosine
+    return 0.0 if drift.base_norm and drift.relative_l2 is not None and math.isfinite(drift.relative_l2) else math.nan
 
 
 def not_numbers(comparison: BaseComparison | None) -> list[Finding]:

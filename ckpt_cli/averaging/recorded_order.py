@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.discover.counters import TRAINER_STATE, trainer_step
-from ckpt_cli.discover.hub_cache import cached_model, revisions_of
+from ckpt_cli.discover.downloads.hub_cache import cached_model, revisions_of
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest

@@ -15,7 +15,8 @@ from ckpt_cli.discover.found import Age, Blocked, Dated, Found, Target, are_coun
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_counter, newest_first, numbered_alike, told_counters
 from ckpt_cli.discover.nodes.also import also_notes, contradicts
-from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, newer_infos, open_checkpoint, step_info
+from ckpt_cli.discover.open import Opened, OpenedComponent, bare_notes, open_checkpoint
+from ckpt_cli.discover.step_infos import newer_infos, step_info
 from ckpt_cli.discover.steps import newest_notes, no_step, told_by_trackers
 from ckpt_cli.errors import CkptError, NotFound, Undecidable, UsageError
 from ckpt_cli.files.source import Files

@@ -24,9 +24,10 @@ from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts
-from ckpt_cli.discover.open import bare_notes, listed_component, newer_infos, step_info
+from ckpt_cli.discover.open import bare_notes
 from ckpt_cli.discover.optimizers.mixed_saves import mixed_notes
 from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.step_infos import listed_component, newer_infos, step_info
 from ckpt_cli.discover.steps import newest_notes
 from ckpt_cli.errors import CkptError, Inconsistent, NotFetched, NotFound, Unreadable, Unsupported, UsageError, within_memory
 from ckpt_cli.files.folders import is_file

@@ -17,7 +17,8 @@ from ckpt_cli.discover.forms.states_inside import state_inside_notes
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
-from ckpt_cli.discover.open import Opened, describe_checkpoint, listed_component, open_checkpoint, steps_of
+from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
+from ckpt_cli.discover.step_infos import listed_component, steps_of
 from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, NotFetched, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.discover.counters import TRAINER_STATE
+from ckpt_cli.discover.downloads.hub_cache import cached_model
 from ckpt_cli.discover.found import Found
-from ckpt_cli.discover.hub_cache import cached_model
 from ckpt_cli.discover.places import MAIN
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, is_file

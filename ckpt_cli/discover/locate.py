@@ -18,9 +18,9 @@ from ckpt_cli.discover.beside.final_model import stray_files
 from ckpt_cli.discover.beside.optimizer import optimizer_error
 from ckpt_cli.discover.between import in_parts, is_chosen
 from ckpt_cli.discover.components import with_lost
+from ckpt_cli.discover.downloads.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.forms.composite import composite_in
 from ckpt_cli.discover.found import Place, Target
-from ckpt_cli.discover.hub_cache import repository_in, snapshot_of
 from ckpt_cli.discover.nodes.also import with_also
 from ckpt_cli.discover.nodes.parents import mark_partial_steps, node_folders
 from ckpt_cli.discover.places import all_doubtful, all_refused, inside_checkpoint, lists_nothing, places_in

@@ -30,6 +30,7 @@ from ckpt_cli.discover.components import called_ema, component_names, expanded, 
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import copy_notes
+from ckpt_cli.discover.downloads.hub_cache import snapshot_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.archives import why_bare
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
@@ -41,31 +42,30 @@ from ckpt_cli.discover.forms.passed_over import passed_over_notes
 from ckpt_cli.discover.forms.registered import registered_notes
 from ckpt_cli.discover.forms.tensors_beside import TensorsBeside, tensors_beside
 from ckpt_cli.discover.forms.twins import twin_notes, without_twin
-from ckpt_cli.discover.found import Blocked, Found, Place, Target
-from ckpt_cli.discover.hub_cache import snapshot_notes
+from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
-from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, by_trainer, newest_first, short_reason, skipped_notes
+from ckpt_cli.discover.newest import PASSED, Passed, ambiguous, newest_first, short_reason, skipped_notes
 from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fetch_hint, more_folders
 from ckpt_cli.discover.optimizers.mixed_saves import mixed_notes
 from ckpt_cli.discover.optimizers.train_mode import train_mode_notes
 from ckpt_cli.discover.places import unread_notes
 from ckpt_cli.discover.recorded.notes import recorded_notes
+from ckpt_cli.discover.step_infos import listed_component, step_info, steps_of
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, IsOptimizer, MissingShard, NotFound, Undecidable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import Manifest, watched_manifest
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.assembly import ranks_of
-from ckpt_cli.formats.base import ReadOptions, ShardOrder, are_apart
-from ckpt_cli.formats.registry import describe, format_of
+from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count
 from ckpt_cli.hub.layers.counts import layer_count
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average, statistics_notes
 from ckpt_cli.hub.ties import Live
-from ckpt_cli.names import few, unnumbered
-from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo, StepInfo
+from ckpt_cli.names import unnumbered
+from ckpt_cli.results.checkpoint import Checkpoint, ComponentInfo, NoteInfo
 from ckpt_cli.tensors.component import Component, Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -202,61 +202,6 @@ def describe_checkpoint(opened: Opened, extra_notes: Iterable[Note] = (), *, ten
         layers=layer_count(main.assets.config),
         notes=tuple(NoteInfo.of(note) for note in (*opened.notes, *extra_notes)),
     )
-
-
-def listed_component(place: Place) -> ComponentInfo:
-    """What names alone show about a component."""
-    match = place.match
-    missing = match.missing_ranks
-    problem = match.trouble.message if match.trouble else None
-    if missing and problem is None and match.world_size is None and format_of(match).is_unsure and are_apart(match.ranks):
-        problem = f"{len(match.files)} files whose numbers have gaps: what is in them tells whether they are steps or ranks"
-    elif missing and problem is None:
-        problem = f"{ranks_of(missing, match.world_size or max(match.ranks) + 1)} missing"
-    return ComponentInfo(
-        name=place.name,
-        format=match.format,
-        writer=match.evidence,
-        path=str(match.root),
-        files=len(match.files),
-        world_size=match.world_size or len(match.ranks) or None,
-        missing_ranks=missing,
-        problem=problem,
-    )
-
-
-def steps_of(target: Target, problems: Mapping[Path, str]) -> tuple[StepInfo, ...]:
-    """One line about every step of a run, also about those that could not be looked at; nothing for a single checkpoint."""
-    if target.run is None:
-        return ()
-    # By the paths of what was found: those of results are addresses, in a store.
-    of = {found.path: trainer for trainer, steps in by_trainer(target).items() for found in steps}
-    age, listed = target.age, []
-    there: list[Found | Blocked] = [*target.checkpoints, *target.blocked]
-    for each in sorted(there, key=lambda each: (age(each), each.path)):
-        if isinstance(each, Found):
-            info = step_info(each, problems.get(each.path))
-        else:
-            info = StepInfo(step=each.step, path=str(each.path), components=(), problem=each.error.message)
-        label = target.label(each.path) if target.counted_anew else None
-        listed.append(info.model_copy(update={"trainer": of.get(each.path), "label": label}))
-    return tuple(listed)
-
-
-def newer_infos(target: Target, taken: Found, others: Iterable[tuple[Found, str | None]]) -> tuple[StepInfo, ...]:
-    """Steps newer than the one that is taken, oldest first, each with why it was not."""
-    age, anew = target.age, target.counted_anew
-    newer = sorted((other for other in others if age(other[0]) > age(taken)), key=lambda other: age(other[0]))
-    return tuple(step_info(found, why).model_copy(update={"label": target.label(found.path) if anew else None}) for found, why in newer)
-
-
-def step_info(found: Found, problem: str | None = None) -> StepInfo:
-    """One line about a step, from names, or with the problem that was found in its content; which components have it, if not all."""
-    faults = {place.name: listed_component(place).problem for place in found.places}
-    problem = problem or next(filter(None, faults.values()), None) or found.lost or None
-    having = [name for name, fault in faults.items() if fault == problem]
-    said = f"{few(having)}: {problem}" if problem and 0 < len(having) < len(faults) else problem
-    return StepInfo(step=found.step, path=str(found.path), components=tuple(faults), problem=said)
 
 
 def describe_place(found: Found, name: str, files: Files, base: Path | None, shard_order: ShardOrder) -> OpenedComponent:

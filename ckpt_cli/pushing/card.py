@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli import __version__
-from ckpt_cli.discover.hub_cache import cached_model
+from ckpt_cli.discover.downloads.hub_cache import cached_model
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.files.manifest import Manifest

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.downloads.commits import METADATA, root_of
+from ckpt_cli.discover.downloads.hub_cache import cached_model
 from ckpt_cli.discover.downloads.partial_files import told_of_parts
-from ckpt_cli.discover.hub_cache import cached_model
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import entries_in, files_in
 from ckpt_cli.files.source import read_small

@@ -523,7 +523,9 @@ class TestTheChildThatAsksTransformers:
             raise FileNotFoundError(2, "No usable temporary directory found")
 
         monkeypatch.setattr("tempfile.TemporaryDirectory", fail)
-        assert transformers_child._run_child("rules", "{}") is None
+        assert transformers_child._run_child("rules", "{}") == {
+            "unasked": "its process failed: [Errno 2] No usable temporary directory found"
+        }
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=["SIGTERM", "SIGINT", "SIGKILL"])
     def test_ends_with_the_command(self, number: signal.Signals, tmp_path: Path, temporary: Path) -> None:

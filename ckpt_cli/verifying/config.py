@@ -22,7 +22,7 @@ from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
 from ckpt_cli.hub.classes.absent.own_words import not_there, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
-from ckpt_cli.hub.classes.expected_tensors import Unbuildable
+from ckpt_cli.hub.classes.expected_tensors import Doubtful, Unasked
 from ckpt_cli.hub.classes.fit import (
     NAMINGS,
     VALUE_HEAD,
@@ -95,10 +95,10 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     found += _counted(config, tensors, known=known, namings=namings)
     unknown = kind.unknown if isinstance(kind, KnownClass) else kind
-    if isinstance(unknown, Unbuildable):
-        found.append(finding("unbuildable-config", unknown, file=CONFIG))
+    if isinstance(unknown, Doubtful):
+        found.append(finding(unknown.code, unknown, file=CONFIG))
     if not isinstance(kind, KnownClass):
-        return ConfigCheck(config, (*found, finding("not-compared", kind)))
+        return ConfigCheck(config, (*found, *([] if isinstance(kind, Unasked) else [finding("not-compared", kind)])))
     fit, different = _compared(shapes, kind)
     if kind.own and fit.is_foreign:
         return ConfigCheck(config, (*found, finding("not-compared", not_there(kind.own, kind.kind))))

@@ -192,6 +192,7 @@ KINDS: dict[str, Kind] = {
     "unbuildable-config": Kind(
         "warning", "headers", "transformers has the class, but cannot build it from config.json: loading fails too", "correct config.json"
     ),
+    "unasked-class": Kind("warning", "headers", "transformers has the class, but this machine lacks what it needs to build it"),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
     "no-scales": Kind(
         "warning", "headers", "config.json, or a file of settings beside it, says that weights are quantised, but there are no scales"

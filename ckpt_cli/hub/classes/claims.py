@@ -16,7 +16,7 @@ from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
 from ckpt_cli.hub.classes.absent.own_words import not_there, own_text, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches
-from ckpt_cli.hub.classes.expected_tensors import Unbuildable
+from ckpt_cli.hub.classes.expected_tensors import Doubtful
 from ckpt_cli.hub.classes.fit import (
     Fit,
     KnownClass,
@@ -48,13 +48,13 @@ ADVICE = {
     "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
     "unbuildable-config": "loading fails in the same way: correct config.json",
+    "unasked-class": "tensors that are lost pass unnoticed: mend that, then run ckpt verify",
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
     "doubled-prefix": "--key-map renames them",
     "misread-square": "load it with the version of transformers that saved it",
     "no-tower": "--carry-from-base takes them from the base",
 }
 """What can be done about what is odd; what is carried needs a base with such tensors."""
-
 
 OTHER_HEAD = "if they were trained, and lm_head was not, --exclude lm_head.weight writes the class that has them into config.json"
 """The same about the head of a classifier beside that of a language model."""
@@ -117,8 +117,8 @@ def claim_for(
     counts = tuple(item.text for item in odd if item.code == "odd-count")
     notes = [Note("warning", item.code, f"{item.text}; {ADVICE[item.code]}") for item in odd if not item.lacking]
     unknown = kind.unknown if isinstance(kind, KnownClass) else kind
-    if isinstance(unknown, Unbuildable):
-        notes.append(Note("warning", "unbuildable-config", f"{unknown}; {ADVICE['unbuildable-config']}"))
+    if isinstance(unknown, Doubtful):
+        notes.append(Note("warning", unknown.code, f"{unknown}; {ADVICE[unknown.code]}"))
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")

@@ -15,6 +15,7 @@ custom code that a config names is not used.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import sys
 import warnings
@@ -26,6 +27,7 @@ from typing import Any
 from ckpt_cli.errors import memory_limits
 from ckpt_cli.hub.classes.precision.compile_kept import kept_of_model
 from ckpt_cli.hub.classes.shapes.config_numbers import numbers_that_decide
+from ckpt_cli.hub.classes.transformers_child import NO_TORCH
 from ckpt_cli.hub.tied_names import HEADS, KEY, SAYINGS
 from ckpt_cli.name_patterns import pattern_of
 
@@ -318,9 +320,6 @@ def _end_with_parent() -> None:
 def main(arguments: list[str]) -> None:
     _end_with_parent()
     warnings.filterwarnings("ignore")
-    import transformers
-
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if arguments[:1] == ["--all"]:
         content = compile_all()
         lines = [f'"transformers": {json.dumps(content["transformers"])}']
@@ -334,17 +333,35 @@ def main(arguments: list[str]) -> None:
         lines.append('"models": {\n' + ",\n".join(entries) + "\n}")
         Path(arguments[1]).write_text("{" + ",\n".join(lines) + "}\n")
     else:
-        try:
-            content = ANSWERS[arguments[0]](json.loads(Path(arguments[1]).read_text()))
-        except (ImportError, MemoryError, OSError, SystemError):
-            # Nothing that the config is to blame for, so that there is no answer to keep.
-            raise
-        except Exception as error:
-            if memory_limits():
-                # Lack of memory has many names in compiled code.
-                raise
-            content = {"error": type(error).__name__, "reason": reason_of(error)}
-        sys.stdout.write(json.dumps(versioned(content)) + "\n")
+        sys.stdout.write(json.dumps(answer_to(arguments[0], Path(arguments[1]))) + "\n")
+
+
+def answer_to(question: str, path: Path) -> dict[str, Any]:
+    """The answer to a question about the config in a file, {"error": ...} if the config is to blame that there is none.
+
+    {"unasked": ...} if this machine is, so that the answer is not to be kept.
+    """
+    try:
+        import transformers
+
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        return versioned(ANSWERS[question](json.loads(path.read_text())))
+    except (ImportError, MemoryError, OSError, SystemError) as error:
+        return {"unasked": reason_here(error)}
+    except Exception as error:  # noqa: BLE001 - it raises anything, and lack of memory has many names in compiled code
+        return {"unasked": reason_of(error)} if memory_limits() else versioned({"error": type(error).__name__, "reason": reason_of(error)})
+
+
+def reason_here(error: Exception) -> str:
+    """Why this machine has no answer, which the config is not to blame for: a library that it lacks, memory, a file."""
+    if importlib.util.find_spec("torch") is None:
+        return NO_TORCH
+    if isinstance(error, MemoryError):
+        return "it ran out of memory"
+    if isinstance(error, ImportError):
+        # transformers says in a first sentence what it lacks, and goes on with how to install it in notebooks.
+        return next((line.strip() for line in str(error).splitlines() if line.strip()), "ImportError").partition(". ")[0][:160]
+    return reason_of(error)
 
 
 def reason_of(error: Exception) -> str:

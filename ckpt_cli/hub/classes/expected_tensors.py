@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.transformers_child import asked_child, installed_version
+from ckpt_cli.hub.classes.transformers_child import NO_TORCH, asked_child, installed_version
 from ckpt_cli.hub.config import Config, architecture, huge_number, with_plain_class
 from ckpt_cli.names import printable
 
@@ -14,8 +15,22 @@ SCHEMA = 4
 """Version of the tensors that are cached; those of another version are not used."""
 
 
-class Unbuildable(str):
-    """Why the tensors of a class are unknown: transformers knows its name, and fails to build it from this config, as loading would."""
+class Doubtful(str):
+    """Why the tensors of a class are unknown, although transformers has it: a warning with this ``code``."""
+
+    code: ClassVar[str]
+
+
+class Unbuildable(Doubtful):
+    """transformers knows its name, and fails to build it from this config, as loading would."""
+
+    code = "unbuildable-config"
+
+
+class Unasked(Doubtful):
+    """What transformers needs to build it is not on this machine: a library, memory. What is lost passes unnoticed."""
+
+    code = "unasked-class"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,10 @@ def expected_tensors(config: Config) -> Expected | str:
         return f"config.json asks for {huge}, more than any model has"
     answer = asked_child("tensors", config, SCHEMA)
     if answer is None:
-        return f"transformers {version} could not be asked about {printable(kind)}: its process failed"
+        return f"transformers {version} was not asked about {printable(kind)}"
+    if "unasked" in answer:
+        why = f"transformers {version} could not be asked about {printable(kind)}: {printable(answer['unasked'])}"
+        return why if answer["unasked"] == NO_TORCH else Unasked(why)
     if not answer.get("native"):
         reason = f": {printable(answer['reason'])}" if answer.get("reason") else ""
         why = f"transformers {version} cannot build {printable(kind)} from this config{reason}"

@@ -16,7 +16,7 @@ from ckpt_cli.hub.classes.absent.own_class import comparable, replaced
 from ckpt_cli.hub.classes.absent.own_words import own_text
 from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
-from ckpt_cli.hub.classes.expected_tensors import Expected, expected_tensors
+from ckpt_cli.hub.classes.expected_tensors import Expected, Unasked, expected_tensors
 from ckpt_cli.hub.classes.in_memory.older_words import todays_words
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
@@ -193,8 +193,10 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     shipped = class_names(config) if rules is not None and not config.get("auto_map") else None
     known = shipped if isinstance(expected, str) else expected
     if known is None:
-        return str(expected)
-    return KnownClass(kind, known, rules, config, chosen is not None, expected if isinstance(expected, str) else "", own)
+        return expected if isinstance(expected, str) else ""
+    # Where names are known, what a machine lacks to tell more is no fault of the model.
+    unknown = str(expected) if isinstance(expected, Unasked) else expected
+    return KnownClass(kind, known, rules, config, chosen is not None, unknown if isinstance(unknown, str) else "", own)
 
 
 def value_heads(names: Iterable[str]) -> list[str]:

@@ -28,6 +28,9 @@ TIMEOUT = 300
 OFTEN = 0.1
 """Seconds between two looks at the child."""
 
+NO_TORCH = "torch is not installed"
+"""Why transformers has no answer where ckpt is installed without what it does not need: no fault of this machine."""
+
 Question = Literal["rules", "tensors", "numbers"]
 
 
@@ -44,8 +47,8 @@ def installed_version() -> str | None:
 def asked_child(question: Question, config: Config, schema: int) -> dict[str, Any] | None:
     """What `ckpt_cli.hub.classes.compile` answers to a question about a config, from the user's cache if it was asked before.
 
-    ``schema`` counts the forms that the answer has had. {"error": ...} if transformers cannot build the model; None if it
-    is not installed or could not be asked, or if the config asks for an impossibly large model.
+    ``schema`` counts the forms that the answer has had. {"error": ...} if transformers cannot build the model; {"unasked": ...} with the
+    reason if this machine has no answer; None if transformers is not installed, or if the config asks for an impossibly large model.
     """
     version = installed_version()
     if version is None or huge_number(config) is not None:
@@ -68,7 +71,7 @@ def _asked(question: Question, text: str, form: str, home: Path | None) -> dict[
         content = None
     if not isinstance(content, dict):
         content = _run_child(question, text)
-        if kept is not None and content is not None:
+        if kept is not None and content is not None and "unasked" not in content:
             _keep(kept, content)
     return content
 
@@ -91,7 +94,7 @@ def _import_path() -> list[str]:
 
 
 def _run_child(question: Question, text: str) -> dict[str, Any] | None:
-    """The answer, {"error": ...} if transformers has none, or None if it could not be asked (which is not kept)."""
+    """The answer, {"error": ...} if transformers has none, or {"unasked": ...} if it could not be asked (which is not kept)."""
     import subprocess
     import tempfile
 
@@ -109,9 +112,20 @@ def _run_child(question: Question, text: str) -> dict[str, Any] | None:
             ) as child:
                 said = _waited_for(child, what)
             content = json.loads(said.splitlines()[-1]) if child.returncode == 0 and said else None
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-    return content if isinstance(content, dict) else None
+    except subprocess.TimeoutExpired:
+        return {"unasked": f"it gave no answer in {TIMEOUT} s"}
+    except (OSError, ValueError) as error:
+        return {"unasked": f"its process failed: {printable(str(error))[:160]}"}
+    return content if isinstance(content, dict) else {"unasked": _why_ended(child.returncode)}
+
+
+def _why_ended(code: int) -> str:
+    """Why a process ended without an answer; systems that lack memory kill it, or let it fail at any place."""
+    import signal
+
+    if code == -signal.SIGKILL:
+        return "its process was killed, as systems do that run out of memory"
+    return "its process failed, as it does where memory is short or transformers cannot be imported"
 
 
 def _waited_for(child: subprocess.Popen[str], what: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.expected_tensors import Expected, Unbuildable, expected_tensors
+from ckpt_cli.hub.classes.expected_tensors import Doubtful, Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import fitting_class, likeliest_class, types_of
 from ckpt_cli.hub.config import Config, architecture
 
@@ -27,7 +27,7 @@ def comparable(config: Config, names: Iterable[str] = ()) -> Config:
     if kind is None or not isinstance(model_type, str) or config.get("auto_map") or types_of(kind):
         return config
     likely = likeliest_class(model_type, kind, names)
-    if likely is None or isinstance(expected_tensors(config), (Expected, Unbuildable)):  # it has it, and no Auto class does
+    if likely is None or isinstance(expected_tensors(config), (Doubtful, Expected)):  # it has it, and no Auto class does
         return config
     return {**config, "architectures": [likely]}
 

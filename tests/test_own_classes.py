@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import ckpt_cli
 from ckpt_cli.errors import MissingTensors
 from ckpt_cli.hub.classes.absent.own_class import comparable
+from ckpt_cli.names import Naming
 from ckpt_cli.results.verify import VerifyResult
 from tests.architectures import answered_here
 from tests.tensors import Tensors, load
@@ -124,10 +125,35 @@ def test_what_it_replaces_is_a_warning(tmp_path: Path, what: str) -> None:
 
 
 def test_names_that_are_all_its_own_are_not_compared(tmp_path: Path) -> None:
-    state = made({"trunk.a": (H,), "trunk.b": (H, H)})
+    state = made({"trunk.0.a": (H,), "trunk.1.b": (H, H)})
     naming = ckpt_cli.merge(saved(tmp_path / "run", state), tmp_path / "out").outputs[0].naming
     assert naming.endswith("MyQwen is no class of transformers, and no tensor has a name of Qwen2ForCausalLM")
     assert severe(ckpt_cli.verify(tmp_path / "out")) == set()
+
+
+OTHERS = {
+    "llava": "LlavaLlamaForCausalLM",
+    "internvl": "InternVLChatModel",
+    "qwen2": "MyQwen",
+}
+
+
+@pytest.mark.parametrize("names", ["hub", "native"])
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_models_that_transformers_took_in_later_keep_the_names_of_their_own_code(tmp_path: Path, model_type: str, names: Naming) -> None:
+    """One or two are those of the class too, such as the head's, which says nothing about the others."""
+    layers = [name for i in (0, 1) for name in (f"model.layers.{i}.mixer.weight", f"model.layers.{i}.ffn.weight")]
+    tower = [f"model.vision_tower.vision_tower.vision_model.encoder.layers.{i}.mlp.{part}.bias" for i in (0, 1) for part in ("fc1", "fc2")]
+    state = made(dict.fromkeys(["lm_head.weight", "model.mm_projector.0.weight", *layers, *tower], (V, H)))
+    small = {"hidden_size": H, "intermediate_size": H, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": V, "image_size": 16}
+    parts = {} if model_type == "qwen2" else {"text_config": {**small, "model_type": "qwen2"}, "vision_config": {**small, "patch_size": 8}}
+    run = saved(tmp_path / "run", state, model_type=model_type, architectures=[OTHERS[model_type]], **parts)
+    told = ckpt_cli.merge(run, tmp_path / "out", names=names).outputs[0]
+    assert load(tmp_path / "out").keys() == state.keys()
+    assert f"not compared: {OTHERS[model_type]} is no class of transformers" in told.naming
+    verified = ckpt_cli.verify(tmp_path / "out")
+    hardly = "no tensor has" not in told.naming
+    assert hardly == ("replaced-tensors" in severe(verified)) == ("replaced-tensors" in {note.code for note in told.notes})
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ from ckpt_cli.hub.beside.codes import without_settings_of_codes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_optional_of_base
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
-from ckpt_cli.hub.classes.fit import KnownClass, known_class
+from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
+from ckpt_cli.hub.classes.prefixes import class_of
 from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import is_quantised, not_loaded
 from ckpt_cli.hub.critics import repaired_class
@@ -206,7 +207,7 @@ def _class_written(draft: Draft, shapes: Mapping[str, Shape]) -> KnownClass | st
     """The class of what is written: another one than that of all tensors where a head was left out, so that config.json will name it."""
     kind = draft.selection.kind
     named = repaired_class(draft.assets.config, shapes).get("architectures", [None])[0]
-    return known_class(draft.assets.config, shapes) if isinstance(kind, KnownClass) and named not in (None, kind.kind) else kind
+    return class_of(draft.assets.config, shapes) if isinstance(kind, KnownClass) and named not in (None, kind.kind) else kind
 
 
 def _planned(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:

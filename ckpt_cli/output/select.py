@@ -15,11 +15,12 @@ from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import factors_alone, factors_alone_text, like_factors, like_factors_text, other_adapters
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.classes.absent.own_class import Apart
 from ckpt_cli.hub.classes.absent.own_words import prefix_text
 from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
-from ckpt_cli.hub.classes.fit import KnownClass, known_class
+from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
-from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, common_prefix
+from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, class_of, common_prefix
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import with_known_dtype
@@ -115,7 +116,7 @@ def select_tensors(
     dropped: dict[str, str] = {}
     mapped_out: dict[str, Tensor] = {}
     stripped = stripped_names(component.tensors)
-    is_guess = _is_guess(stripped) and not isinstance(known_class(config, _shapes(component, stripped)), KnownClass)
+    is_guess = _is_guess(stripped) and not isinstance(class_of(config, _shapes(component, stripped)), KnownClass)
     if is_guess and _is_saved_by_class(component, config):
         is_guess, stripped = False, stripped_names(component.tensors, keep_module=True)
     mapped = mapped_names(stripped.values(), rules)
@@ -139,7 +140,7 @@ def select_tensors(
     change, unwrapped = UNCHANGED, 0
     shapes = {name: tensor.shape for name, tensor in native.items()}
     kind: KnownClass | str = (
-        PEFT if has_adapters(native) else OTHER if other is not None and other.alone else known_class(with_known_dtype(config), shapes)
+        PEFT if has_adapters(native) else OTHER if other is not None and other.alone else class_of(with_known_dtype(config), shapes)
     )
     if kind not in (PEFT, OTHER) and other is None:
         notes += _like_factors_notes(shapes, config, kind)
@@ -150,7 +151,7 @@ def select_tensors(
             if kind.own and change.removed:
                 notes.append(Note("warning", "own-prefix", prefix_text(kind.own, kind.kind, change.removed)))
             native, unwrapped = _without_stray_wrappers(native, kind)
-    hub = kind.rules if isinstance(kind, KnownClass) else rules_for(config)
+    hub = kind.rules if isinstance(kind, KnownClass) else None if isinstance(kind, Apart) else rules_for(config)
     naming: Naming = names
     tensors, left, replaced = dict(native), dict[str, tuple[str, ...]](), frozenset[str]()
     if names == "hub" and hub is not None and not kept_adapters:

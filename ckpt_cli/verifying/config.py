@@ -19,10 +19,10 @@ from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import OF_CODES, OWN_CONFIGS, TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
-from ckpt_cli.hub.classes.absent.own_words import not_there, replaced_text
+from ckpt_cli.hub.classes.absent.own_words import replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
-from ckpt_cli.hub.classes.expected_tensors import Doubtful, Unasked
+from ckpt_cli.hub.classes.expected_tensors import Doubtful
 from ckpt_cli.hub.classes.fit import (
     NAMINGS,
     VALUE_HEAD,
@@ -31,13 +31,12 @@ from ckpt_cli.hub.classes.fit import (
     claim,
     compared,
     doubled,
-    known_class,
     misread_text,
     usual_but_absent,
 )
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
-from ckpt_cli.hub.classes.prefixes import common_prefix, compared_within
+from ckpt_cli.hub.classes.prefixes import class_of, common_prefix, compared_within
 from ckpt_cli.hub.config import Config, is_quantised, not_loaded
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.text_assets import check_text
@@ -87,7 +86,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     except CkptError as error:
         return ConfigCheck({}, (unread("damaged-config", error, CONFIG),))
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    kind = known_class(config, shapes)
+    kind = class_of(config, shapes)
     found = [*_dtype(config, tensors, kind)] if written else []
     found += _ids_beyond(folder, config, tensors)
     found += [*_settings_beside(folder), *_codes_beside(folder, tensors), *_name(folder, config, tensors, loaded_as)]
@@ -98,10 +97,8 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     if isinstance(unknown, Doubtful):
         found.append(finding(unknown.code, unknown, file=CONFIG))
     if not isinstance(kind, KnownClass):
-        return ConfigCheck(config, (*found, *([] if isinstance(kind, Unasked) else [finding("not-compared", kind)])))
+        return ConfigCheck(config, (*found, *([] if isinstance(kind, Doubtful) else [finding("not-compared", kind)])))
     fit, different = _compared(shapes, kind)
-    if kind.own and fit.is_foreign:
-        return ConfigCheck(config, (*found, finding("not-compared", not_there(kind.own, kind.kind))))
     return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
 
 

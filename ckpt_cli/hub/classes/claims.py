@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
-from ckpt_cli.hub.classes.absent.own_words import not_there, own_text, replaced_text
+from ckpt_cli.hub.classes.absent.own_words import own_text, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Doubtful
 from ckpt_cli.hub.classes.fit import (
@@ -49,6 +49,7 @@ ADVICE = {
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
     "unbuildable-config": "loading fails in the same way: correct config.json",
     "unasked-class": "tensors that are lost pass unnoticed: mend that, then run ckpt verify",
+    "replaced-tensors": "what loads the model by its model_type makes new ones",
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
     "doubled-prefix": "--key-map renames them",
     "misread-square": "load it with the version of transformers that saved it",
@@ -110,6 +111,7 @@ def claim_for(
     lacking where the class has them, also if a loader can do without. ``beside`` are names that the model has of which these are an
     average: they are lacking too, unless the tensors of the class are known.
     """
+    fit = compared_under(shapes, kind, naming) if isinstance(kind, KnownClass) else None
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     odd = mismatches(config, {**shapes, **dict.fromkeys(on_purpose, ())}, known=known, namings=namings)
     by_config = {glob: item.text for item in odd for glob in item.lacking}
@@ -122,9 +124,6 @@ def claim_for(
     absent_beside = [name for name in beside if name not in shapes and name not in on_purpose]
     shortage = f"the model beside it has {few(grouped(absent_beside), 3)}, missing here" if absent_beside else ""
     counted |= dict.fromkeys(absent_beside, "the model beside it has this tensor")
-    fit = compared_under(shapes, kind, naming) if isinstance(kind, KnownClass) else None
-    if isinstance(kind, KnownClass) and kind.own and fit is not None and fit.is_foreign:
-        kind = not_there(kind.own, kind.kind)
     if not isinstance(kind, KnownClass) or fit is None:
         left_out = [name for name in uncommon if name not in shapes]
         if left_out:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape
-from ckpt_cli.hub.classes.fit import ALL_NAMINGS, TRL, Fit, FitNaming, KnownClass, compared, value_heads
+from ckpt_cli.hub.classes.absent.own_class import not_of_class
+from ckpt_cli.hub.classes.fit import ALL_NAMINGS, TRL, Fit, FitNaming, KnownClass, compared, known_class, value_heads
+from ckpt_cli.hub.config import Config
 from ckpt_cli.names import Naming, printable
 
 MAX_PARTS = 6
@@ -69,6 +71,12 @@ def common_prefix(kind: KnownClass, shapes: Mapping[str, Shape]) -> PrefixChange
     if not best and kind.known.prefix:
         return _lacking(kind, shapes, f"{kind.known.prefix}.")
     return UNCHANGED
+
+
+def class_of(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str:
+    """As `known_class`; a class of the user's own is compared with that of its model type only where it may be a subclass of it."""
+    kind = known_class(config, shapes)
+    return (not_of_class(compared_within(shapes, kind), shapes) if isinstance(kind, KnownClass) else None) or kind
 
 
 def compared_within(shapes: Mapping[str, Shape], kind: KnownClass, namings: Sequence[FitNaming] = ALL_NAMINGS) -> Fit:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.classes.absent.own_words import not_there
 from ckpt_cli.hub.classes.expected_tensors import Doubtful, Expected, expected_tensors
 from ckpt_cli.hub.classes.known_names import fitting_class, likeliest_class, types_of
 from ckpt_cli.hub.config import Config, architecture
@@ -38,6 +39,30 @@ def with_class(config: Config, names: Collection[str]) -> Config:
         return comparable(config, names)
     chosen = fitting_class(config, names)
     return {**config, "architectures": [chosen]} if chosen is not None else config
+
+
+class Apart(str):
+    """Why a class of the user's own is not compared with that of its model type: the names are others. They stay as they are."""
+
+
+class HardlyOf(Apart, Doubtful):
+    """A few names are those of the class that loaders choose by the model type, which may take them for it."""
+
+    code = "replaced-tensors"
+
+
+def not_of_class(fit: Fit, shapes: Mapping[str, Shape]) -> Apart | None:
+    """Why a class of the user's own, with tensors of these ``shapes``, is not that of its model type; None if it may be a subclass.
+
+    A subclass has most names of the other. Models that transformers took in later under names of its own (LLaVA's) share one or two by
+    chance, such as ``lm_head.weight``: fewer than either side has for itself.
+    """
+    placed = fit.fitting + len(fit.reshaped) + len(fit.stand_ins) + len(fit.tied)
+    apart = fit.is_foreign or placed < min(len(fit.missing) + len(fit.replaced), len(fit.extra))
+    if not (fit.own and apart):
+        return None
+    why = not_there(fit.own, fit.kind, 0 if fit.is_foreign else placed, len(shapes))
+    return Apart(why) if fit.is_foreign else HardlyOf(why)
 
 
 def replaced(fit: Fit, shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:

@@ -13,9 +13,10 @@ def own_text(own: str, kind: str) -> str:
     return f", as {printable(kind)}: {printable(own)} is no class of transformers" if own else ""
 
 
-def not_there(own: str, kind: str) -> str:
-    """Why nothing was compared."""
-    return f"{printable(own)} is no class of transformers, and no tensor has a name of {printable(kind)}"
+def not_there(own: str, kind: str, placed: int, count: int) -> str:
+    """Why nothing was compared: ``placed`` of ``count`` tensors have a name of the other class."""
+    having = f"only {placed} of {count} tensors {'has' if placed == 1 else 'have'}" if placed else "no tensor has"
+    return f"{printable(own)} is no class of transformers, and {having} a name of {printable(kind)}"
 
 
 def prefix_text(own: str, kind: str, prefix: str) -> str:

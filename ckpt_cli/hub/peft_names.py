@@ -245,7 +245,12 @@ def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
         raise Inconsistent(f"the adapter has no {lacking[0]}", tensor=f"{PREFIX}{path}", expected="both factors of every adapter")
     empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
     if empty:
-        raise Inconsistent(f"{empty[0]} is not a matrix", tensor=f"{PREFIX}{path}", expected="two factors of rank 1 or more")
+        raise Inconsistent(
+            f"{empty[0]} is not a matrix",
+            tensor=f"{PREFIX}{path}",
+            expected="two factors of rank 1 or more",
+            hint="it may be what one rank held of it, saved without gathering: merge the files of all ranks, or save the adapter again",
+        )
     magnitude = adapter.magnitude
     if magnitude is not None and magnitude.numel != adapter.b.shape[0]:
         raise Inconsistent(f"there are {magnitude.numel} magnitudes, but lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)

@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpt_cli.errors import memory_limits
+from ckpt_cli.hub.classes.installed import of_version_4
 from ckpt_cli.hub.classes.precision.compile_kept import kept_of_model
 from ckpt_cli.hub.classes.shapes.config_numbers import numbers_that_decide
 from ckpt_cli.hub.classes.transformers_child import NO_TORCH
@@ -53,26 +54,35 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Any]:
 def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
     """The same, of a model class and its config."""
     import torch
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+    revert, without_tied = _saving()
     with torch.device("meta"):
         model = kind(config)
     state = model.state_dict()
     for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
         state.pop(name, None)
-    kept = remove_tied_weights_from_state_dict(dict(state), model)
+    kept = without_tied(dict(state), model)
     owners = {id(model.get_parameter_or_buffer(name)): name for name in kept}
     tied = {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept}
     return {
         "native": {name: list(tensor.shape) for name, tensor in state.items()},
-        "hub": {name: list(tensor.shape) for name, tensor in revert_weight_conversion(model, dict(kept)).items()},
+        "hub": {name: list(tensor.shape) for name, tensor in revert(model, dict(kept)).items()},
         "tied": tied,
-        "hub_tied": _saved_names(tied, revert_weight_conversion, model, state),
+        "hub_tied": _saved_names(tied, revert, model, state),
         "prefix": model.base_model_prefix,
         "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }
+
+
+def _saving() -> tuple[Callable[..., dict[str, Any]], Callable[..., dict[str, Any]]]:
+    """How transformers turns a state dict into what it saves, and what it leaves out of it first."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+        from transformers.modeling_utils import remove_tied_weights_from_state_dict
+    except ImportError:  # of version 4
+        return of_version_4.names_on_hub, of_version_4.without_tied
+    return revert_weight_conversion, remove_tied_weights_from_state_dict
 
 
 def numbers_of(content: dict[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,7 @@ KINDS: dict[str, Kind] = {
     "unlisted-tensor": Kind(
         "warning",
         "headers",
-        "a name that the list of names shipped for the class lacks; with transformers installed, verify can tell whether the class has it",
+        "a name that is not among those shipped for the class; where transformers can build it, verify can tell whether it has it",
     ),
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
@@ -169,7 +169,7 @@ KINDS: dict[str, Kind] = {
     "unknown-names": Kind("error", "headers", "no tensor has a name that the model class knows", "rename them: ckpt merge --key-map"),
     "doubled-prefix": Kind("warning", "headers", "names have the prefix of the base model one time too many", AGAIN),
     "not-proved": Kind(
-        "warning", "headers", "a tensor that the class usually has is not there; with transformers installed, verify can tell"
+        "warning", "headers", "a tensor that the class usually has is not there; where transformers can build the class, verify can tell"
     ),
     "mixed-names": Kind("error", "headers", "names of two kinds in one model, such as fused and single experts: loaders fail", AGAIN),
     "second-tensor": Kind(

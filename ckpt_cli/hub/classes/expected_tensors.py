@@ -68,6 +68,10 @@ def expected_tensors(config: Config) -> Expected | str:
         return f"{printable(kind)} is custom code, which is not run"
     if version is None:
         return "transformers is not installed"
+    writer = config.get("transformers_version")
+    if isinstance(writer, str) and version.startswith("4.") and writer.startswith("5."):
+        # It has other names and defaults, and would not load what the newer one saved.
+        return f"config.json was written by transformers {printable(writer)}, and {version} is installed"
     huge = huge_number(config)
     if huge is not None:
         return f"config.json asks for {huge}, more than any model has"

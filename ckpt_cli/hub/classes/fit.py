@@ -14,6 +14,7 @@ from typing import Literal
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.absent.own_class import comparable, replaced
 from ckpt_cli.hub.classes.absent.own_words import own_text
+from ckpt_cli.hub.classes.absent.tower_names import as_spelled
 from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, Unasked, expected_tensors
@@ -194,6 +195,7 @@ def known_class(config: Config, shapes: Mapping[str, Shape]) -> KnownClass | str
     known = shipped if isinstance(expected, str) else expected
     if known is None:
         return expected if isinstance(expected, str) else ""
+    known = as_spelled(known, shapes, config.get("model_type"))
     # Where names are known, what a machine lacks to tell more is no fault of the model.
     unknown = str(expected) if isinstance(expected, Unasked) else expected
     return KnownClass(kind, known, rules, config, chosen is not None, unknown if isinstance(unknown, str) else "", own)

@@ -179,9 +179,18 @@ def _entry(config: Config) -> Sequence[Any] | None:
 
 
 def _same_parts(parts: Mapping[str, str], config: Config) -> bool:
-    """Whether the parts of a composed model are of the types for which the rules were made."""
-    inner = {name: config.get(name) for name in parts}
-    return all(not isinstance(part, Mapping) or part.get("model_type", parts[name]) == parts[name] for name, part in inner.items())
+    """Whether the parts of a composed model are of the types for which the rules were made.
+
+    transformers 4 gave some parts, such as the vision towers of Qwen's models, the type of the whole model, or none.
+    """
+    inner = {name: part for name in parts if isinstance(part := config.get(name), Mapping)}
+    of_old = ("", _type(config))
+    return all(_type(part, parts[name]) in (_type({}, parts[name]), *of_old) for name, part in inner.items())
+
+
+def _type(config: Config, usual: object = "") -> str:
+    """A model type, however it is spelled: one part was called ``Glm4vMoe_text``."""
+    return str(config.get("model_type", usual)).replace("_", "").lower()
 
 
 def _built(name: str, origin: str, content: Mapping[str, Any], names: ClassNames | None) -> HubRules:

@@ -72,6 +72,11 @@ class Stacks:
             if count.means(stack, tower) and not any(other.means(stack, tower) for other in closer)
         }
 
+    @property
+    def has_sides(self) -> bool:
+        """Whether counts of their own explain layers outside of towers: configs of encoders with decoders may count one of both again."""
+        return any(tower is None and stack in self.outer and self.is_explained(stack) for stack, tower in self.towers.items())
+
     def is_explained(self, stack: str) -> bool:
         """Whether any number of the config that may mean a stack says how long it is."""
         return any(count.number == self.lengths[stack] and count.means(stack, self.towers[stack]) for count in self.counts)
@@ -98,7 +103,7 @@ def length_mismatches(config: Config, stacks: Mapping[str, Layers], *, predicted
             exact = first.is_main and wanted > 1 and len(unexplained) == 1 and not predicted
             key = "" if first.is_main else first.name
             yield from length_mismatch(stack, held.outer[stack], wanted, exact=exact, key=key)
-        elif first.is_main and held.outer and not own and architecture(config) is not None and writes_texts(config):
+        elif first.is_main and held.outer and not own and not held.has_sides and architecture(config) is not None and writes_texts(config):
             text = f"config.json says {plural(wanted, 'layer')}, and the only layers are {few([f'{stack}.*' for stack in held.outer], 3)}"
             yield Mismatch("no-layers", f"{text}: they may be those of one part of the model")
 

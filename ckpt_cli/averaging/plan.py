@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import formula
 from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.averaging.made_of import Origin, made_notes
-from ckpt_cli.averaging.numbers import check_numbers, unit_notes
+from ckpt_cli.averaging.numbers import check_numbers, order_notes, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.alike import seen_alike
@@ -61,11 +61,12 @@ MOST_PAIRED = 32
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """One component of one checkpoint in an average; ``label`` is its name in messages."""
+    """One component of one checkpoint in an average; ``label`` is its name in messages, ``numbered`` what manifests say of its number."""
 
     label: str
     path: Path
     step: int | None
+    numbered: Mapping[str, int | None]
     opened: OpenedComponent
     selection: Selection
 
@@ -171,7 +172,14 @@ def _job(
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
     sources = tuple(
-        Averaged(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
+        Averaged(
+            label,
+            opened.found.path,
+            opened.found.step,
+            numbered(opened.found.numbered_at, opened.found.step),
+            component,
+            _selected(component, assets, setting),
+        )
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources, turned = _same_way_round(_with_heads(sources))
@@ -198,7 +206,7 @@ def _job(
     notes += _older_files_notes(sources, assets)
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
     notes += _unrelated_notes(used, agreed, mixed) if method != "posthoc-ema" else []
-    notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
+    notes += [*order_notes(snapshots, method), *unit_notes(snapshots, method, options), *history_notes(paths, labels)]
     notes += made_notes([Origin(source.label, source.path, source.opened.name, source.opened.made) for source in used])
     draft = replace(
         drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
@@ -215,7 +223,7 @@ def _job(
         "divisor": mixed.divisor,
         "averaged": [
             {
-                **numbered(source.path, source.step),
+                **source.numbered,
                 **said.model_dump(include={"component", "weight", "coefficient"}),
                 "path": full_name(source.path),
             }
@@ -310,7 +318,7 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
     parts = list(filter(None, map(part_of_step, [opened.found for opened in snapshots.opened], [each.place for each in components])))
-    of_one_run = len({opened.found.path.parent for opened in snapshots.opened}) == 1
+    of_one_run = len({opened.found.numbered_at.parent for opened in snapshots.opened}) == 1
     if of_one_run and len(set(map(unnumbered_name, parts))) > 1:
         text = f"{few(list(dict.fromkeys(parts)), 4)}: weights from folders of different names are averaged, as if they were one model"
         notes.append(Note("warning", "mixed-components", text))
@@ -326,7 +334,7 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
 def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list[str]:
     """Steps if they tell the checkpoints apart, otherwise paths."""
     steps = snapshots.steps
-    runs = {opened.found.path.parent for opened in snapshots.opened}
+    runs = {opened.found.numbered_at.parent for opened in snapshots.opened}
     if steps is not None and len(set(steps)) == len(steps) and len(runs) == 1:
         return [f"step {step}" for step in steps]
     return [os.fspath(component.component.root) for component in components]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 from ckpt_cli.averaging.coefficients import ORDERED
 from ckpt_cli.averaging.options import AverageOptions, Method
@@ -25,8 +26,10 @@ def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions)
     if method in ORDERED and len(counted) > 1 and options.steps:
         text = f"the numbers of these steps are not of one kind, so they do not say which is older: {told_counters(counted)}"
         raise UsageError(text, hint="pass their folders, from old to new")
+    is_known = sum(map(len, counted.values())) == len(snapshots.opened)
     for same in counted.values() if method in ORDERED else ():
-        _check_order(same, method, counted_anew=snapshots.counted_anew)
+        for run in [same] if is_known else _of_runs(same):
+            _check_order(run, method, counted_anew=snapshots.counted_anew)
     if method in ORDERED and not snapshots.are_numbered_alike:
         _check_recorded(snapshots, method)
     if method != "posthoc-ema" and (method != "ema" or options.half_life is None):
@@ -37,6 +40,14 @@ def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions)
     if len(counted) > 1:
         text = f"the numbers of these checkpoints are not of one kind, so they do not say how far they are apart: {told_counters(counted)}"
         raise UsageError(text, hint=hint or "average those of one kind")
+
+
+def _of_runs(found: Sequence[Found]) -> list[list[Found]]:
+    """Those of each run: beside checkpoints without a number, numbers of several runs are not compared."""
+    runs: dict[Path, list[Found]] = {}
+    for each in found:
+        runs.setdefault(each.numbered_at.parent, []).append(each)
+    return list(runs.values())
 
 
 def _check_order(found: Sequence[Found], method: Method, *, counted_anew: bool) -> None:

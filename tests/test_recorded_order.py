@@ -125,7 +125,8 @@ class TestFiles:
         """Widths of averages are no steps, and neither are names that differ in more than a number."""
         for names in (("ema_0.99.pt", "ema_0.9.pt"), ("b.pt", "a.pt"), ("e2_l1.pt", "e1_l3.pt")):
             paths = [plain(tmp_path / name) for name in names]
-            assert ordered_as_given(paths, "ema") and not ordered_as_given(paths, "uniform")
+            assert ordered_as_given(paths, "ema")
+            assert not ordered_as_given(paths, "uniform")
         assert not ordered_as_given(self.in_folders(tmp_path)[:2], "ema")
 
     def test_beside_one_without_a_number_keep_their_order(self, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.before.parts import part_of_step, unnumbered_name
 from ckpt_cli.discover.components import called_ema
+from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
@@ -61,12 +62,10 @@ MOST_PAIRED = 32
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """One component of one checkpoint in an average; ``label`` is its name in messages, ``numbered`` what manifests say of its number."""
+    """One component of one checkpoint in an average; ``label`` is its name in messages."""
 
     label: str
-    path: Path
-    step: int | None
-    numbered: Mapping[str, int | None]
+    found: Found
     opened: OpenedComponent
     selection: Selection
 
@@ -172,14 +171,7 @@ def _job(
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
     sources = tuple(
-        Averaged(
-            label,
-            opened.found.path,
-            opened.found.step,
-            numbered(opened.found.numbered_at, opened.found.step),
-            component,
-            _selected(component, assets, setting),
-        )
+        Averaged(label, opened.found, component, _selected(component, assets, setting))
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources, turned = _same_way_round(_with_heads(sources))
@@ -207,7 +199,7 @@ def _job(
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
     notes += _unrelated_notes(used, agreed, mixed) if method != "posthoc-ema" else []
     notes += [*order_notes(snapshots, method), *unit_notes(snapshots, method, options), *history_notes(paths, labels)]
-    notes += made_notes([Origin(source.label, source.path, source.opened.name, source.opened.made) for source in used])
+    notes += made_notes([Origin(source.label, source.found.path, source.opened.name, source.opened.made) for source in used])
     draft = replace(
         drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
         notes=tuple(notes),
@@ -223,9 +215,9 @@ def _job(
         "divisor": mixed.divisor,
         "averaged": [
             {
-                **source.numbered,
+                **numbered(source.found.numbered_at, source.found.step),
                 **said.model_dump(include={"component", "weight", "coefficient"}),
-                "path": full_name(source.path),
+                "path": full_name(source.found.path),
             }
             for source, said in zip(sources, told, strict=True)
         ],
@@ -250,8 +242,8 @@ def _told(sources: Sequence[Averaged], mixed: Formula) -> tuple[AverageSource, .
     """The checkpoints of an average, for its manifest and its result."""
     return tuple(
         AverageSource(
-            path=str(source.path),
-            step=source.step,
+            path=str(source.found.path),
+            step=source.found.step,
             component=source.opened.name,
             format=source.opened.component.format,
             weight=weight,
@@ -349,7 +341,7 @@ def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agr
         held = [combination.tensors for combination in agreed.combinations.values()]
         other_files = places[first] != places[second]
         if held and other_files and all(same_samples(tensors[first], tensors[second]) for tensors in held):
-            text = f"{used[first].path} and {used[second].path} hold the same weights (samples of all tensors are equal)"
+            text = f"{used[first].found.path} and {used[second].found.path} hold the same weights (samples of all tensors are equal)"
             notes.append(Note("warning", "same-twice", text))
     return notes
 

@@ -95,6 +95,37 @@ class TestOtherCounters:
         assert ("average-not-begun" in codes(ckpt_cli.merge(tmp_path / "run", tmp_path / "out"))) is (updates == 0)
         assert "average-not-begun" not in codes(ckpt_cli.merge(tmp_path / "run", tmp_path / "now", type="current"))
 
+    @pytest.mark.parametrize("counter", [0, 3, torch.tensor(0), torch.tensor(3)])
+    def test_of_a_callback_lies_beside(self, tmp_path: Path, counter: Any) -> None:
+        """Lightning's StochasticWeightAveraging writes a plain number."""
+        callbacks = {"StochasticWeightAveraging": {"n_averaged": counter, "latest_update_epoch": -1, "average_model_state": averaged(0)}}
+        del callbacks["StochasticWeightAveraging"]["average_model_state"]["n_averaged"]
+        saved = {"state_dict": model().state_dict(), "callbacks": callbacks, "global_step": 5, "pytorch-lightning_version": "2.5.0"}
+        torch.save(saved, tmp_path / "last.ckpt")
+        told = codes(ckpt_cli.merge(tmp_path / "last.ckpt", tmp_path / "out", type="ema"))
+        assert told.get("average-not-begun", "").startswith("n_averaged is 0") is (int(counter) == 0)
+        assert "average-not-begun" not in codes(ckpt_cli.merge(tmp_path / "last.ckpt", tmp_path / "model"))
+
+    @pytest.mark.parametrize("updates", [0, 3])
+    @pytest.mark.parametrize("place", ["in it", "beside it", "of the authors of SWA"])
+    def test_is_a_plain_number(self, tmp_path: Path, updates: int, place: str) -> None:
+        own = dict(model().state_dict())
+        beside: dict[str, dict[str, Any]] = {
+            "in it": {"ema": {"module": own, "updates": updates}},
+            "beside it": {"ema": own, "updates": updates},
+            "of the authors of SWA": {"swa_state_dict": own, "swa_n": updates},
+        }
+        torch.save({"state_dict": own, **beside[place]}, tmp_path / "last.pt")
+        told = codes(ckpt_cli.merge(tmp_path / "last.pt", tmp_path / "out", type="ema"))
+        assert ("average-not-begun" in told) is (updates == 0)
+
+    @pytest.mark.parametrize("updates", [0, 3])
+    def test_lies_beside_in_dcp(self, tmp_path: Path, updates: int) -> None:
+        callbacks = {"SWA": {"n_averaged": updates, "average_model_state": dict(model().state_dict())}}
+        dcp.save({"state_dict": model().state_dict(), "callbacks": callbacks}, checkpoint_id=tmp_path / "run", no_dist=True)
+        told = [note.code for note in ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema").checkpoint.notes]
+        assert told.count("average-not-begun") == (updates == 0)
+
     def test_a_codebook_that_has_none_yet_is_no_average(self, tmp_path: Path) -> None:
         """Codebooks of lucidrains' VQ have such a buffer, too."""
         book = {"initted": torch.tensor(False), "embed.weight": torch.randn(4, 4), "embed_avg": torch.randn(4, 4)}

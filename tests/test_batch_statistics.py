@@ -128,6 +128,13 @@ class TestAnAverageBesideItsModel:
     def test_the_model_itself_is_as_it_should_be(self, tmp_path: Path) -> None:
         assert not self.told(self.kept(tmp_path / "both.pt"))
 
+    def test_statistics_that_norms_begin_with_are_named(self, tmp_path: Path) -> None:
+        """As Lightning's StochasticWeightAveraging leaves them, which averages parameters alone."""
+        fresh = {f"1_{name}": value for name, value in nn.BatchNorm2d(4).state_dict().items() if name not in ("weight", "bias")}
+        (text,) = self.told(self.kept(tmp_path / "both.pt", **fresh), type="ema")
+        assert text.startswith("1.running_mean: statistics of activations in ema are those that norms begin with")
+        assert "update_bn" in text
+
     @pytest.mark.parametrize(
         "how",
         [

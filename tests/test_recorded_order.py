@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.errors import UsageError
+from ckpt_cli.files.manifest import NAME as MANIFEST
 
 ORDERED = ("linear", "ema", "wsm")
 NAMES = ("sft-ep1", "sft-ep10", "sft-ep2")
@@ -27,7 +28,7 @@ def model(folder: Path, step: int | None = None, losses: Sequence[float] = ()) -
 
 
 def averaged(paths: Sequence[Path], method: str = "ema") -> None:
-    ckpt_cli.average(paths, paths[0].parent / "out", method=method, dry_run=True, **({"decay": 0.5} if method == "ema" else {}))
+    ckpt_cli.average(paths, paths[0].parent.parent / "average", method=method, dry_run=True, **({"decay": 0.5} if method == "ema" else {}))
 
 
 def refused(paths: Sequence[Path], method: str = "ema") -> str:
@@ -81,3 +82,69 @@ def test_outputs_of_one_run_are_in_the_order_of_its_steps(tmp_path: Path) -> Non
     )
     assert "200, 100, by ckpt-manifest.json" in refused([new, old])
     averaged([old, new])
+
+
+class TestFiles:
+    """Files of steps, as a shell puts them: 100, 1000, 200."""
+
+    def in_folders(self, folder: Path) -> list[Path]:
+        return [model(folder / f"checkpoint-{step}") / "model.safetensors" for step in (100, 1000, 200)]
+
+    @pytest.mark.parametrize("method", ORDERED)
+    def test_are_of_the_steps_of_their_folders(self, tmp_path: Path, method: str) -> None:
+        paths = self.in_folders(tmp_path)
+        assert refused(paths, method).endswith("but these are steps 100, 1000, 200")
+        averaged(paths, "uniform")
+        result = ckpt_cli.average([paths[0], *paths[:0:-1]], tmp_path / "out", method="ema", half_life=100)
+        assert [source.step for source in result.outputs[0].sources] == [100, 200, 1000]
+
+    def test_in_a_folder_of_an_epoch_are_of_no_step(self, tmp_path: Path) -> None:
+        for epoch in (1, 2):
+            model(tmp_path / f"epoch_{epoch}")
+        paths = [tmp_path / f"epoch_{epoch}" / "model.safetensors" for epoch in (1, 2)]
+        assert "steps 2, 1" in refused(paths[::-1])
+        ckpt_cli.merge(paths[0], tmp_path / "out")
+        facts = json.loads((tmp_path / "out" / MANIFEST).read_text())
+        assert (facts["step"], facts["epochs"]) == (None, 1)
+
+    def test_whose_names_are_steps(self, tmp_path: Path) -> None:
+        paths = [lightning(tmp_path / f"epoch=0-step={step}.ckpt", step) for step in (100, 1000, 200)]
+        assert refused(paths).endswith("but these are steps 100, 1000, 200")
+        assert ckpt_cli.detect(paths[0]).checkpoint.step == 100
+
+    def test_that_hold_their_step(self, tmp_path: Path) -> None:
+        paths = [lightning(tmp_path / f"epoch={step}-loss=0.{step}.ckpt", step) for step in (100, 1000, 200)]
+        assert refused(paths).endswith("100, 1000, 200, by global_step in each file")
+
+    def test_whose_names_differ_in_a_number_alone(self, tmp_path: Path) -> None:
+        paths = [plain(tmp_path / f"model_{step}.pt") for step in (100, 1000, 200)]
+        assert refused(paths).endswith("model_100.pt, model_1000.pt, model_200.pt, by their names")
+        averaged([paths[0], *paths[:0:-1]])
+
+    def test_without_any_order_count_as_they_were_given(self, tmp_path: Path) -> None:
+        """Widths of averages are no steps, and neither are names that differ in more than a number."""
+        for names in (("ema_0.99.pt", "ema_0.9.pt"), ("b.pt", "a.pt"), ("e2_l1.pt", "e1_l3.pt")):
+            paths = [plain(tmp_path / name) for name in names]
+            assert ordered_as_given(paths, "ema")
+            assert not ordered_as_given(paths, "uniform")
+        assert not ordered_as_given(self.in_folders(tmp_path)[:2], "ema")
+
+    def test_beside_one_without_a_number_keep_their_order(self, tmp_path: Path) -> None:
+        paths = [*self.in_folders(tmp_path), plain(tmp_path / "last.pt")]
+        assert "1000, 200" in refused(paths)
+
+
+def plain(path: Path) -> Path:
+    torch.save({"w": torch.randn(4)}, path)
+    return path
+
+
+def lightning(path: Path, step: int) -> Path:
+    torch.save({"state_dict": {"w": torch.randn(4)}, "global_step": step, "pytorch-lightning_version": "2.5.0"}, path)
+    return path
+
+
+def ordered_as_given(paths: Sequence[Path], method: str) -> bool:
+    options = {"decay": 0.5} if method == "ema" else {}
+    result = ckpt_cli.average(paths, paths[0].parent.parent / "average", method=method, dry_run=True, **options)
+    return any(note.code == "order-given" and note.level == "info" for note in result.outputs[0].notes)

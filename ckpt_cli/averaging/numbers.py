@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 from ckpt_cli.averaging.coefficients import ORDERED
 from ckpt_cli.averaging.options import AverageOptions, Method
@@ -26,9 +27,10 @@ def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions)
         text = f"the numbers of these steps are not of one kind, so they do not say which is older: {told_counters(counted)}"
         raise UsageError(text, hint="pass their folders, from old to new")
     is_known = sum(map(len, counted.values())) == len(snapshots.opened)
-    for same in counted.values() if method in ORDERED and is_known else ():
-        _check_order(same, method, counted_anew=snapshots.counted_anew)
-    if method in ORDERED and not (is_known and len(counted) == 1):
+    for same in counted.values() if method in ORDERED else ():
+        for run in [same] if is_known else _of_runs(same):
+            _check_order(run, method, counted_anew=snapshots.counted_anew)
+    if method in ORDERED and not snapshots.are_numbered_alike:
         _check_recorded(snapshots, method)
     if method != "posthoc-ema" and (method != "ema" or options.half_life is None):
         return
@@ -40,6 +42,14 @@ def check_numbers(snapshots: Snapshots, method: Method, options: AverageOptions)
         raise UsageError(text, hint=hint or "average those of one kind")
 
 
+def _of_runs(found: Sequence[Found]) -> list[list[Found]]:
+    """Those of each run: beside checkpoints without a number, numbers of several runs are not compared."""
+    runs: dict[Path, list[Found]] = {}
+    for each in found:
+        runs.setdefault(each.numbered_at.parent, []).append(each)
+    return list(runs.values())
+
+
 def _check_order(found: Sequence[Found], method: Method, *, counted_anew: bool) -> None:
     order = list(map(ages(found), found))
     if any(a >= b for a, b in itertools.pairwise(order)):
@@ -48,7 +58,7 @@ def _check_order(found: Sequence[Found], method: Method, *, counted_anew: bool) 
 
 def _check_recorded(snapshots: Snapshots, method: Method) -> None:
     """The same by what is recorded of them, where names do not say it. Two of the same step may be of two trainings."""
-    order = recorded_order([opened.found.path for opened in snapshots.opened])
+    order = recorded_order(snapshots.opened)
     if order is not None and any(a > b for a, b in itertools.pairwise(order.ages)):
         raise _disordered(method, order.names, f", by {order.by}")
 
@@ -56,6 +66,14 @@ def _check_recorded(snapshots: Snapshots, method: Method) -> None:
 def _disordered(method: Method, steps: Sequence[str], source: str = "") -> UsageError:
     text = f"the method {method} needs checkpoints ordered from old to new, but these are steps {', '.join(steps)}{source}"
     return UsageError(text, hint="pass them in order")
+
+
+def order_notes(snapshots: Snapshots, method: Method) -> list[Note]:
+    """That the order of a method is the one in which paths were given, where nothing tells another."""
+    if method not in ORDERED or snapshots.are_numbered_alike or recorded_order(snapshots.opened) is not None:
+        return []
+    text = "nothing says which of these checkpoints is older: they count from old to new in the order in which they were given"
+    return [Note("info", "order-given", text)]
 
 
 def unit_notes(snapshots: Snapshots, method: Method, options: AverageOptions) -> list[Note]:

@@ -14,13 +14,14 @@ from ckpt_cli.averaging.agreement import Agreed, agree
 from ckpt_cli.averaging.coefficients import formula
 from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.averaging.made_of import Origin, made_notes
-from ckpt_cli.averaging.numbers import check_numbers, unit_notes
+from ckpt_cli.averaging.numbers import check_numbers, order_notes, unit_notes
 from ckpt_cli.averaging.options import AverageOptions, Method
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.before.parts import part_of_step, unnumbered_name
 from ckpt_cli.discover.components import called_ema
+from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.job import Job, check_output, refuse_drafts
@@ -64,8 +65,7 @@ class Averaged:
     """One component of one checkpoint in an average; ``label`` is its name in messages."""
 
     label: str
-    path: Path
-    step: int | None
+    found: Found
     opened: OpenedComponent
     selection: Selection
 
@@ -171,7 +171,7 @@ def _job(
     assets = next((c.assets for c in reversed(components) if CONFIG in c.assets.files), _made_assets(components))
     labels = _labels(snapshots, components)
     sources = tuple(
-        Averaged(label, opened.found.path, opened.found.step, component, _selected(component, assets, setting))
+        Averaged(label, opened.found, component, _selected(component, assets, setting))
         for label, opened, component in zip(labels, snapshots.opened, components, strict=True)
     )
     sources, turned = _same_way_round(_with_heads(sources))
@@ -198,8 +198,8 @@ def _job(
     notes += _older_files_notes(sources, assets)
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)
     notes += _unrelated_notes(used, agreed, mixed) if method != "posthoc-ema" else []
-    notes += [*unit_notes(snapshots, method, options), *history_notes(paths, labels)]
-    notes += made_notes([Origin(source.label, source.path, source.opened.name, source.opened.made) for source in used])
+    notes += [*order_notes(snapshots, method), *unit_notes(snapshots, method, options), *history_notes(paths, labels)]
+    notes += made_notes([Origin(source.label, source.found.path, source.opened.name, source.opened.made) for source in used])
     draft = replace(
         drafted(agreed.tensors, agreed.dropped, dropped={**_dropped(newest, agreed), **agreed.dropped}),
         notes=tuple(notes),
@@ -215,9 +215,9 @@ def _job(
         "divisor": mixed.divisor,
         "averaged": [
             {
-                **numbered(source.path, source.step),
+                **numbered(source.found.numbered_at, source.found.step),
                 **said.model_dump(include={"component", "weight", "coefficient"}),
-                "path": full_name(source.path),
+                "path": full_name(source.found.path),
             }
             for source, said in zip(sources, told, strict=True)
         ],
@@ -242,8 +242,8 @@ def _told(sources: Sequence[Averaged], mixed: Formula) -> tuple[AverageSource, .
     """The checkpoints of an average, for its manifest and its result."""
     return tuple(
         AverageSource(
-            path=str(source.path),
-            step=source.step,
+            path=str(source.found.path),
+            step=source.found.step,
             component=source.opened.name,
             format=source.opened.component.format,
             weight=weight,
@@ -310,7 +310,7 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
     if len(names) > 1:
         notes.append(Note("warning", "mixed-components", f"components of different names are averaged: {few(names)}"))
     parts = list(filter(None, map(part_of_step, [opened.found for opened in snapshots.opened], [each.place for each in components])))
-    of_one_run = len({opened.found.path.parent for opened in snapshots.opened}) == 1
+    of_one_run = len({opened.found.numbered_at.parent for opened in snapshots.opened}) == 1
     if of_one_run and len(set(map(unnumbered_name, parts))) > 1:
         text = f"{few(list(dict.fromkeys(parts)), 4)}: weights from folders of different names are averaged, as if they were one model"
         notes.append(Note("warning", "mixed-components", text))
@@ -326,7 +326,7 @@ def _check_components(snapshots: Snapshots, components: Sequence[OpenedComponent
 def _labels(snapshots: Snapshots, components: Sequence[OpenedComponent]) -> list[str]:
     """Steps if they tell the checkpoints apart, otherwise paths."""
     steps = snapshots.steps
-    runs = {opened.found.path.parent for opened in snapshots.opened}
+    runs = {opened.found.numbered_at.parent for opened in snapshots.opened}
     if steps is not None and len(set(steps)) == len(steps) and len(runs) == 1:
         return [f"step {step}" for step in steps]
     return [os.fspath(component.component.root) for component in components]
@@ -341,7 +341,7 @@ def _same_weights_notes(sources: Sequence[Averaged], mixed: Formula, agreed: Agr
         held = [combination.tensors for combination in agreed.combinations.values()]
         other_files = places[first] != places[second]
         if held and other_files and all(same_samples(tensors[first], tensors[second]) for tensors in held):
-            text = f"{used[first].path} and {used[second].path} hold the same weights (samples of all tensors are equal)"
+            text = f"{used[first].found.path} and {used[second].found.path} hold the same weights (samples of all tensors are equal)"
             notes.append(Note("warning", "same-twice", text))
     return notes
 

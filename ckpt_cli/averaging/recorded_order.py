@@ -1,7 +1,8 @@
 """Which order checkpoints were saved in, by what is recorded of them where the names of their folders say nothing.
 
 That is what trainer_state.json counts, the step of which an output of ckpt is, and the revisions of a model in the Hub cache
-(``refs/step1000``). Numbers of other trainings count from the start, so they are only compared within one.
+(``refs/step1000``). Of files in one folder it is the ``global_step`` in each, and a number that is all in which their names differ.
+Numbers of other trainings count from the start, so they are only compared within one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from types import MappingProxyType
 from ckpt_cli.averaging.histories import history_notes
 from ckpt_cli.discover.counters import TRAINER_STATE, trainer_step
 from ckpt_cli.discover.downloads.hub_cache import cached_model, revisions_of
+from ckpt_cli.discover.open import Opened
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import read_manifest
 from ckpt_cli.formats.step_names import is_like_step, number_in_manifest
 
 NUMBER = re.compile(r"[0-9]+")
+NUMBER_IN_NAMES = re.compile(r"[0-9]+(?:\.[0-9]+)*", re.ASCII)
+"""A number in the name of a file: that of a learning rate or a width (``ema_0.99.pt``) tells no order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,37 @@ class RecordedOrder:
     ages: tuple[tuple[int, ...], ...]
 
 
-def recorded_order(folders: Sequence[Path]) -> RecordedOrder | None:
-    """The order that is recorded for all of several folders; None where it is not, or not as that of one training."""
-    if len(folders) < 2:
+def recorded_order(opened: Sequence[Opened]) -> RecordedOrder | None:
+    """The order that is recorded for all of several checkpoints; None where it is not, or not as that of one training."""
+    paths = [each.found.path for each in opened]
+    files = [each.found.is_file for each in opened]
+    folders = [path.parent if is_file else path for path, is_file in zip(paths, files, strict=True)]
+    recorded = None
+    if len(set(folders)) == len(folders) > 1:
+        recorded = _of_trainer_states(folders) or _of_outputs(folders) or _of_revisions(folders)
+    if recorded is not None or len({path.parent for path in paths}) > 1:
+        return recorded
+    names = [path.name for path in paths]
+    if all(files):
+        return _of_contents(opened) or _of_names(names)
+    return _of_names(names) if all(map(is_like_step, names)) else None
+
+
+def _of_contents(files: Sequence[Opened]) -> RecordedOrder | None:
+    """By the step that each file of a trainer holds."""
+    steps = [step for each in files if (step := each.components[0].component.step) is not None]
+    return _of_numbers("global_step in each file", steps) if len(steps) == len(files) else None
+
+
+def _of_names(names: Sequence[str]) -> RecordedOrder | None:
+    """By the one number in which names differ: two of them may be a step and its loss, and say nothing."""
+    if len({NUMBER_IN_NAMES.sub("N", name) for name in names}) > 1:
         return None
-    return _of_trainer_states(folders) or _of_outputs(folders) or _of_revisions(folders)
+    numbers = zip(*(NUMBER_IN_NAMES.findall(name) for name in names), strict=True)
+    differing = [column for column in numbers if len(set(column)) > 1]
+    if len(differing) != 1 or not all(map(str.isdecimal, differing[0])):
+        return None
+    return RecordedOrder("their names", tuple(names), tuple((int(number),) for number in differing[0]))
 
 
 def _of_trainer_states(folders: Sequence[Path]) -> RecordedOrder | None:

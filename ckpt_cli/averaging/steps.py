@@ -92,8 +92,13 @@ class Snapshots:
         """Them by what their numbers count; those without a number count nothing."""
         counted: dict[str, list[Found]] = {}
         for found in (opened.found for opened in self.opened if opened.found.step is not None):
-            counted.setdefault(counts_other(found.path) or "steps", []).append(found)
+            counted.setdefault(counts_other(found.numbered_at) or "steps", []).append(found)
         return counted
+
+    @property
+    def are_numbered_alike(self) -> bool:
+        """Whether all have a number, of one kind: then these say which is older."""
+        return len(self.by_counter) == 1 and all(opened.found.step is not None for opened in self.opened)
 
     @property
     def steps(self) -> list[int] | None:

@@ -76,7 +76,7 @@ def average(
 
         snapshots, folder = opened_on_base(home, opened_with)
         newest_found = snapshots.opened[-1].found
-        to = to.of_step(newest_found.step, newest_found.path.parent.name) if to is not None else None
+        to = to.of_step(newest_found.step, newest_found.numbered_at.parent.name) if to is not None else None
         method = chosen.implied_method
         mixed = formula_of(snapshots, method, chosen)
         reference = open_base(folder, files, needed=chosen.takes_from_base) if folder is not None else None

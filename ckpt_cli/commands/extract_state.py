@@ -308,7 +308,7 @@ def _optimizer_info(optimizer: Optimizer | None) -> OptimizerInfo | None:
 def _manifest(
     found: Found, place: Place, state: TrainingState, whole: plan.Plan, side: SideFiles, written: Written, options: ExtractOptions
 ) -> bytes:
-    facts: dict[str, Any] = {"checkpoint": absolute(found.path), **numbered(found.path, found.step), "component": place.name}
+    facts: dict[str, Any] = {"checkpoint": absolute(found.path), **numbered(found.numbered_at, found.step), "component": place.name}
     facts["read"] = sorted(absolute(source) for source in (*state.sources, *state.copies.values()))
     settings = {"optimizer": options.optimizer, "shard_order": options.shard_order}
     return manifest.build("extract-state", whole, written, options=settings, side_files=side, facts=facts)

@@ -91,7 +91,7 @@ def merge(
             )
 
         opened, home = opened_on_base(folder, opened_with)
-        to = to.of_step(opened.found.step, opened.found.path.parent.name) if to is not None else None
+        to = to.of_step(opened.found.step, opened.found.numbered_at.parent.name) if to is not None else None
         reference = open_base(home, files, needed=chosen.needs_base_weights) if home is not None else None
         jobs = planned_jobs(opened, target, reference, rules, chosen)
         refuse_several(to, [job.output for job in jobs])

@@ -110,7 +110,7 @@ def renamed_notes(found: Found, components: Iterable[Component]) -> list[Note]:
     That is trainer_state.json right in it, or what a format reads beside the weights (`Component.step`). Without a number in the name,
     these two are compared.
     """
-    beside, counted = [each.step for each in components], trainer_step(found.path)
+    beside, counted = [each.step for each in components], trainer_step(found.numbered_at)
     others = sorted({number for number in (*beside, counted) if number is not None and number != found.step})
     if found.step is not None:
         return [step_note(found, few(list(map(str, others))))] if others else []
@@ -140,8 +140,8 @@ def trainer_state(folder: Path) -> Mapping[str, Any]:
 
 def step_note(found: Found, said: object) -> Note:
     """That the state in a folder is of another step than its name says: a warning, unless the name counts something else."""
-    if (counter := counts_other(found.path)) is not None:
-        return Note("info", "step-differs", f"{found.path.name} is numbered by {counter}; the state in it says step {said}")
+    if (counter := counts_other(found.numbered_at)) is not None:
+        return Note("info", "step-differs", f"{found.numbered_at.name} is numbered by {counter}; the state in it says step {said}")
     return Note("warning", "step-differs", f"the folder says step {found.step}, the state in it says {said}")
 
 

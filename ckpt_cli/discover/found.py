@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import NotFound, Unreadable
 from ckpt_cli.formats.base import Match
-from ckpt_cli.formats.step_names import counter_of, epoch_of, step_of
+from ckpt_cli.formats.step_names import counter_of, epoch_of, numbered_path, step_of
 from ckpt_cli.formats.trainers import PARTIAL, number_in, trainer_of
 
 Age = tuple[float, float]
@@ -70,6 +70,16 @@ class Found:
         inner = self.path.parent if run is not None and self.path.parent.parent == run else run
         return trainer_of(self.places[0].match, self.path, inner)
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of weights by itself."""
+        return any(self.path in place.match.files for place in self.places)
+
+    @property
+    def numbered_at(self) -> Path:
+        """What has the number of the step in its name: the checkpoint, or the step folder that the file which was passed lies in."""
+        return Path(numbered_path(self.path)) if self.is_file and self.step is not None else self.path
+
     def known_place(self, name: str) -> Place:
         """The place of a component. Raises NotFound if there is none of that name."""
         place = self.place(name)
@@ -95,6 +105,11 @@ def path_of(step: Dated) -> Path:
     return step if isinstance(step, Path) else step.path
 
 
+def numbered_at(step: Dated) -> Path:
+    """Where the number of a step stands: `Found.numbered_at`."""
+    return step.numbered_at if isinstance(step, Found) else path_of(step)
+
+
 def number_of(step: Dated) -> int | None:
     """The number of a step; that of a folder is in its name, also of one whose save did not finish."""
     if not isinstance(step, Path):
@@ -105,7 +120,7 @@ def number_of(step: Dated) -> int | None:
 
 def counted(step: Dated) -> tuple[int | None, int | None]:
     """What one step of a run is told from the others by: its epoch, where its path says it, and its number."""
-    return epoch_of(path_of(step)), number_of(step)
+    return epoch_of(numbered_at(step)), number_of(step)
 
 
 def of_other_epochs(steps: Sequence[Dated]) -> bool:
@@ -130,11 +145,11 @@ def ages(steps: Iterable[Dated]) -> Callable[[Dated], Age]:
     and a folder of an epoch may hold any step of that.
     """
     listed = list(steps)
-    if not listed or any(epoch_of(path_of(step)) is None for step in listed):
+    if not listed or any(epoch_of(numbered_at(step)) is None for step in listed):
         return lambda step: (0, number_of(step) or 0)
 
     def age(step: Dated) -> Age:
-        path = path_of(step)
+        path = numbered_at(step)
         epoch = epoch_of(path)
         if epoch is None and counter_of(path) is None and counter_of(path.parent) == "epochs":
             epoch = step_of(path.parent)  # one whose save did not finish
@@ -150,7 +165,7 @@ def ages(steps: Iterable[Dated]) -> Callable[[Dated], Age]:
 def are_counted_anew(steps: Iterable[Dated]) -> bool:
     """Whether numbers do not tell the order of steps, since they begin anew in each epoch, and all say theirs."""
     listed = list(steps)
-    if any(epoch_of(path_of(step)) is None for step in listed):
+    if any(epoch_of(numbered_at(step)) is None for step in listed):
         return False
     ordered = sorted({(epoch or 0, number or 0) for epoch, number in map(counted, listed)})
     return any(one[0] < other[0] and one[1] >= other[1] for one, other in itertools.pairwise(ordered))

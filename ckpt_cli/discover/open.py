@@ -299,10 +299,10 @@ def _other_step(found: Found, target: Target, is_whole: Callable[[Found], bool])
     siblings = target.checkpoints
     if found.step is not None and (target.run is None or len(siblings) <= 1):
         try:
-            siblings = locate(found.path.parent).checkpoints
+            siblings = locate(found.numbered_at.parent).checkpoints
         except CkptError:
             return None  # only asked for the hint
-    others = (other for other in reversed(siblings) if other.path != found.path and step_info(other).problem is None)
+    others = (other for other in reversed(siblings) if other.path != found.numbered_at and step_info(other).problem is None)
     return next(filter(is_whole, itertools.islice(others, MAX_OTHERS)), None)
 
 

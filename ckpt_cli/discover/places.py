@@ -18,7 +18,7 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.formats.ages import MAX_SECONDS
 from ckpt_cli.formats.base import WEIGHTS_16, Match
 from ckpt_cli.formats.registry import format_of, order_of, recognise, tags_in
-from ckpt_cli.formats.step_names import counter_of, step_of
+from ckpt_cli.formats.step_names import counter_of, numbered_path, step_of
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.trainers import CERTAIN, ROLES, number_in
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
@@ -64,7 +64,7 @@ def inside_checkpoint(path: Path, there: Folders, *, between: bool = False) -> T
         # What the folder is taken for may be another component than that of the file.
         own = [Place(match.component, match, path.parent) for match in matches]
         return Target(path, None, (replace(found, places=tuple(chosen or own), given=path),))
-    return Target(path, None, (Found(path, None, places_of_file(path, there), path),))
+    return Target(path, None, (Found(path, step_at(Path(numbered_path(path)), there), places_of_file(path, there), path),))
 
 
 def _of_step_above(path: Path, there: Folders) -> Target | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -12,6 +13,9 @@ from ckpt_cli.formats.trainers import form as form_of
 
 OF_SAVES = ("checkpoint_N",)
 """accelerate's own names (``automatic_checkpoint_naming``): N is how many saves there were before."""
+
+DEPTH = 4
+"""How many levels above a file the folder of its step is looked for."""
 
 LAST = ("last", "latest", "final", "newest", "end", "resume")
 """What the last save of a training is called, where that is no number."""
@@ -25,6 +29,15 @@ def step_of(folder: PurePath) -> int | None:
     """
     form = _form_of(folder.name)
     return number_in(folder.name, (form,)) if form is not None else None
+
+
+def numbered_path(path: PurePath) -> PurePath:
+    """The part of a path that gives it a number: itself by its own name, or a step folder a few levels above; itself where none does.
+
+    >>> [str(numbered_path(PurePath(path))) for path in ("run/step_7", "run/step_7/actor/model.pt", "run/model.pt")]
+    ['run/step_7', 'run/step_7', 'run/model.pt']
+    """
+    return next((each for each in (path, *itertools.islice(path.parents, DEPTH)) if step_of(each) is not None), path)
 
 
 def nearest_step(path: PurePath) -> int | None:

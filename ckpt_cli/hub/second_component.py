@@ -21,7 +21,7 @@ from ckpt_cli.tensors.tensor import Tensor
 STATISTICS = ("running_mean", "running_var")
 """Buffers of torch's norms that follow the activations of a training, beside ``num_batches_tracked``, which is an integer."""
 
-VARIANCE = STATISTICS[1]
+MEAN, VARIANCE = STATISTICS
 TRACKED = "num_batches_tracked"
 RECOMPUTED = "recompute them with a pass over training data (torch.optim.swa_utils.update_bn)"
 PROBED = 8
@@ -127,23 +127,35 @@ def lacking_notes(component: str, lacking: Sequence[str], total: int) -> list[No
 
 
 def statistics_notes(component: str, mine: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> list[Note]:
-    """A warning if an average has running statistics of activations that are those of the model beside it, and other weights.
+    """A warning if running statistics of activations in an average are not its own.
 
-    By samples of some tensors. Norms that never counted a batch (frozen ones have no counter) keep what they were made with.
+    They may be those of the model beside it, which has other weights, by samples of some tensors. Or they are those that norms are made
+    with, while the model's have counted batches: Lightning's ``StochasticWeightAveraging`` averages parameters alone. A counter of 0 is no
+    sign of that, as an average of counters is rounded down. Norms that never counted a batch (frozen ones have no counter) keep what they
+    were made with.
     """
     own, others, _ = _aligned(mine, model)
     common = [name for name in own if name in others and own[name].dtype.kind == "float"]
     weights = [name for name in common if _leaf(name) not in STATISTICS]
     try:
         statistics = [name for name in common if _leaf(name) in STATISTICS and _has_counted(name, own) and _has_counted(name, others)]
+        made = [name for name in common if _leaf(name) == MEAN and _is_as_made(name, own) and _has_counted(name, others)]
         alike = [all(same_samples(own[name], others[name]) for name in _some(names)) for names in (statistics, weights)]
     except CkptError:
         return []  # what cannot be read is refused when it is written
+    if made:
+        text = f"{few(made, 4)}: statistics of activations in {component} are those that norms begin with, not those of its weights"
+        return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
     if not statistics or alike != [True, False]:
         return []
     text = f"{few(statistics, 4)}: statistics of activations in {component} are those of the model beside it"
     text += ", whose weights are others, and not those of the average (unless these norms were frozen)"
     return [Note("warning", "batch-statistics", f"{text}; {RECOMPUTED}")]
+
+
+def _is_as_made(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the mean of a norm that counted no batch is zero everywhere."""
+    return not _has_counted(name, tensors) and not any(element_bytes(tensors[name]))
 
 
 def _has_counted(name: str, tensors: Mapping[str, Tensor]) -> bool:

@@ -159,7 +159,7 @@ def _facts(opened: Opened, drafts: Sequence[Draft], setting: Setting[MergeOption
     return {
         "checkpoint": absolute(opened.found.path),
         **({"also": list(map(absolute, more))} if (more := more_folders(opened.found)) else {}),
-        **numbered(opened.found.path, opened.found.step),
+        **numbered(opened.found.numbered_at, opened.found.step),
         "trainer": opened.found.trainer(opened.target.run),
         "component": "+".join(draft.opened.name for draft in drafts),
         "base": None if setting.base is None else absolute(setting.base.folder),

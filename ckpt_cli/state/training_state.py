@@ -361,11 +361,11 @@ def _describe(found: Found, state: TrainingState) -> None:
     places: list[Mapping[str, Any]] = [value for value in state.training.values() if isinstance(value, dict)]
     places += [state.extra, *(state.extra[name] for name in COUNTING if isinstance(state.extra.get(name), dict))]
     said = _number(places, STEPS)
-    step = found.step if found.step is not None and counts_other(found.path) is None else said
+    step = found.step if found.step is not None and counts_other(found.numbered_at) is None else said
     if said is not None and found.step is not None and said != found.step:
         state.notes.append(step_note(found, said))
     if found.step is None and (saved := natural(state.extra.get("global_steps"))) is not None:
-        state.notes += two_steps_notes(trainer_step(found.path), [saved])
+        state.notes += two_steps_notes(trainer_step(found.numbered_at), [saved])
     rates = state.scheduler.get("_last_lr") if isinstance(state.scheduler, dict) else None
     counters = {name: number for name, value in state.extra.items() if (number := _as_number(value)) is not None}
     state.training = {"step": step, "epoch": _number(places, EPOCHS), "lr": rates, "counters": counters, **state.training}

@@ -19,6 +19,7 @@ from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
 from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.agreement import lost_notes
+from ckpt_cli.formats.dcp.begun import notes_of_average
 from ckpt_cli.formats.dcp.copies import copied_notes
 from ckpt_cli.formats.dcp.groups import FLAT, Group, groups_of, may_be_the_model
 from ckpt_cli.formats.dcp.items import ItemReader, assembled
@@ -43,8 +44,7 @@ from ckpt_cli.formats.megatron.run_config import with_settings
 from ckpt_cli.formats.megatron.signs import is_step
 from ckpt_cli.formats.optimizer_state import NamedState, TrainMode
 from ckpt_cli.formats.step_names import nearest_step
-from ckpt_cli.formats.torch_files.averages import TELLING
-from ckpt_cli.formats.torch_files.counters import begun_notes, trained_notes
+from ckpt_cli.formats.torch_files.counters import trained_notes
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes
 from ckpt_cli.formats.torch_files.swapped import ALGORITHMS
 from ckpt_cli.formats.training_state_names import is_record_key, is_state_key
@@ -159,7 +159,7 @@ class Dcp(Format):
             with reading(match.root, tensor=name):
                 tensors[check_name(name)] = assembled(name, entry, reader)
         notes = notes_of_objects(group, reader, match.root)
-        notes += begun_notes({name: assembled(entry.name, entry, reader) for name, entry in group.counters.items() if name in TELLING})
+        notes += notes_of_average(catalog, group, reader)
         notes += trained_notes(group.trained)
         swapped = swapped_notes(catalog, reader, group.key, groups[0].key)
         notes += swapped

@@ -50,8 +50,9 @@ CALLED = re.compile(r"^(?:ema|swa|avg|averaged?)_|_(?:ema|swa|avg|averaged?)$", 
 INSIDE = (*MODEL_KEYS, "ema_model", "shadow", "params", "ema", "state")
 """Keys of an average's own dict below which its tensors are; ``state`` is that of dora, if it is not an optimizer's."""
 
-TELLING = (COUNTER, BEGUN, "num_updates")
-"""What is 0, or False, until an average begins; the last one is that of LitEma."""
+TELLING = (COUNTER, BEGUN, "num_updates", "updates", "swa_n")
+"""What is 0, or False, until an average begins: a tensor, or a plain number beside it. ``num_updates`` is that of LitEma and torch_ema,
+``updates`` of YOLO-like trainers, ``swa_n`` of the authors of SWA."""
 
 NAMELESS = ("shadow_params", "ema_weights", "ema_parameters", "collected_params")
 """Keys of lists of tensors in an average's own dict; what some (Boltz) have there by name is read."""
@@ -274,5 +275,5 @@ def _is_called_after(average: Sequence[str], start: str) -> bool:
 
 
 def telling(entries: Mapping[Any, Any]) -> dict[str, Any]:
-    """Those of the entries of an average that tell whether it has begun."""
-    return {name: entries[name] for name in TELLING if is_tensor(entries.get(name))}
+    """Those of the entries of an average, or of what is beside it, that tell whether it has begun."""
+    return {name: entries[name] for name in TELLING if is_tensor(entries.get(name)) or isinstance(entries.get(name), int)}

@@ -85,13 +85,18 @@ def begun_notes(counters: Mapping[str, Tensor]) -> list[Note]:
     """A warning if an average has not begun, by its counters: what it holds then is a copy of the model."""
     told = (tensor for name, tensor in counters.items() if name in TELLING)
     unbegun = next((counter for counter in told if counter.numel == 1 and not any(element_bytes(counter))), None)
-    if unbegun is None:
-        return []
-    what = f"{unbegun.name} is {'False' if unbegun.dtype.kind == 'bool' else '0'}: the average has not begun"
-    return [Note("warning", "average-not-begun", f"{what}, and these are weights of the model from when it was made or last copied")]
+    return [] if unbegun is None else [unbegun_note(unbegun.name, "False" if unbegun.dtype.kind == "bool" else "0")]
+
+
+def unbegun_note(counter: str, said: object) -> Note:
+    """The warning about an average of which a ``counter`` says 0, or False."""
+    what = f"{counter} is {said}: the average has not begun"
+    return Note("warning", "average-not-begun", f"{what}, and these are weights of the model from when it was made or last copied")
 
 
 def notes_of_counters(nodes: Mapping[str, Any], reader: LocalReader, path: Path) -> list[Note]:
-    """The same of counters in a file of torch.save."""
+    """The same of counters in a file of torch.save, which may be plain numbers there."""
+    if (plain := next(((name, node) for name, node in nodes.items() if isinstance(node, int) and not node), None)) is not None:
+        return [unbegun_note(*plain)]
     held = {name: local for name, node in nodes.items() if (local := reader.read(node)) is not None}
     return begun_notes(assemble([RankState(0, path, held)], 1, (), ReadOptions()).tensors) if held else []

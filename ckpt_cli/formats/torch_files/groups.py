@@ -107,7 +107,8 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         if named_tensors(entries)[0] is None:
             return [FileGroup(component, "", beside=above, node=entries)]
         return [replace(_of_average(component, "", entries, by_name=True), beside=above)]
-    averages = dict(_averages(way))
+    found = _averages(way)
+    averages = {key: node for key, (node, _) in found.items()}
     swapped = _of_swapped(way, averages)
     if swapped is not None:
         return swapped
@@ -125,7 +126,7 @@ def file_groups(way: Way, component: str) -> list[FileGroup]:
         group = _group_beside(name, key, node, named_as(inner, entries) if inner is not None else None, around, by_name=True)
         if any(_is_within(group, other) for other in groups):
             continue  # what a callback keeps and puts into the file as well
-        groups.append(replace(group, counters={**telling(around), **group.counters}))
+        groups.append(replace(group, counters=group.counters or telling(around) or telling(found[key][1])))
     known = {id(node) for each in (entries, *(group.known for group in groups)) for node in each.values()}
     for key, node in _others(way, known):
         taken = {component, *MEANT, *(group.name for group in groups)}
@@ -262,21 +263,22 @@ def _without(node: Any) -> Any:
     return node if inner is None else {key: value for key, value in inner.items() if not is_average(key, value)}
 
 
-def _averages(way: Way) -> Iterator[tuple[str, Any]]:
-    """Keys and nodes of averages: beside the model, and what callbacks keep."""
-    found: dict[str, Any] = {}
+def _averages(way: Way) -> dict[str, tuple[Any, Mapping[Any, Any]]]:
+    """Keys and nodes of averages, each with the entries it is among: beside the model, and what callbacks keep."""
+    found: dict[str, tuple[Any, Mapping[Any, Any]]] = {}
     for level in way.beside:
         for key in sorted(level, key=lambda key: EMA_KEYS.index(key) if key in EMA_KEYS else len(EMA_KEYS)):
             if is_average(key, level[key]):
-                found.setdefault(key, level[key])
+                found.setdefault(key, (level[key], level))
         for holder in HOLDERS:
             for key, node in (as_dict(level.get(holder)) or {}).items():
-                inner = {name: value for name, value in (as_dict(node) or {}).items() if _is_named_average(name, value)}
+                kept = as_dict(node) or {}
+                inner = {name: value for name, value in kept.items() if _is_named_average(name, value)}
                 # A callback may have the name of an average itself: what it keeps is the average.
                 for name, value in (inner or {key: node}).items():
                     if _is_named_average(name, value):
-                        found.setdefault(name, value)
-    yield from found.items()
+                        found.setdefault(name, (value, kept))
+    return found
 
 
 def _is_named_average(key: object, node: Any) -> bool:

@@ -39,6 +39,6 @@ class TestASmallModel:
 
     def test_is_not_looked_for_below_loose_weights(self, tmp_path: Path) -> None:
         """What may be the model itself, beside a smaller dict, is not left out for it."""
-        torch.save({"embedding": torch.rand(9, 9), "model_state": MODEL}, tmp_path / "model.pt")
+        torch.save({"embedding.weight": torch.rand(9, 9), "model_state": MODEL}, tmp_path / "model.pt")
         with pytest.raises(ckpt_cli.CkptError):
             ckpt_cli.load_state_dict(tmp_path / "model.pt")

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.resemblance import Resemblance, config_doubt, resemblance
 from ckpt_cli.errors import Inconsistent
+from ckpt_cli.formats.torch_files.heads import are_heads
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.settings import different_settings, settings_notes
-from ckpt_cli.names import printable
+from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -37,6 +38,13 @@ def checked_base(
         doubt = config_doubt(config, base.config) if own_config else None
         notes = () if doubt is None else (Note("warning", "other-base", f"the base may be another model: {doubt}"),)
         return (*notes, *differing, *_unread(base))
+    if taken and are_heads(mine) and base.component.tensors.keys().isdisjoint(mine):
+        raise Inconsistent(
+            f"these are tensors of a head alone, which the base does not have: {few(list(mine), 2)}",
+            path=base.folder,
+            expected="a model, or the adapter that was trained with the head",
+            hint="pass the folder or file of the model or the adapter, or leave out --base to write the head",
+        )
     found = resemblance(mine, base.component.tensors, config, base.config, kinds_known=own_config)
     if not found.same_model and unfiltered is not None:
         found = resemblance(unfiltered, base.component.tensors, config, base.config, kinds_known=own_config)

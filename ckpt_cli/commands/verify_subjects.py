@@ -306,9 +306,10 @@ def _compared(subject: Subject) -> ConfigCheck:
         return without_config(subject.tensors, written=False)
     if subject.folder is not None and subject.readable and not is_file(subject.config_home / CONFIG):
         adapter = is_file(subject.config_home / ADAPTER_CONFIG)
-        lacking = no_factors(subject.config_home) if adapter else []
+        lacking = no_factors(subject.config_home, subject.tensors) if adapter else []
         checked = check_config(subject.config_home, subject.tensors, written=not adapter)
-        return replace(checked, findings=(*lacking, *checked.findings))
+        told = {item.code for item in lacking}
+        return replace(checked, findings=(*lacking, *(item for item in checked.findings if item.code not in told)))
     # Of a damaged file, what is missing is known already.
     tensors = subject.tensors if subject.readable else {}
     checked = check_config(subject.config_home, tensors, written=subject.folder is not None, loaded_as=subject.loaded_as)

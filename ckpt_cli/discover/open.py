@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -59,9 +59,11 @@ from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions, ShardOrder
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.torch_files.averages import is_average_name
+from ckpt_cli.hub.adapters.mlx import trained_layers_notes
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config import Config, architecture, expert_count
 from ckpt_cli.hub.layers.counts import layer_count
+from ckpt_cli.hub.layers.later import later_notes
 from ckpt_cli.hub.second_component import lacking_notes, lacking_of_model, model_of_average, statistics_notes
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.names import unnumbered
@@ -248,6 +250,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *between_notes(found, place),
         *snapshot_notes(found),
         *asset_notes(found, place, assets, component.tensors),
+        *([] if base is not None else _part_notes(homes, assets.config, component)),
     )
     average = is_average_name(unnumbered(name)[0])
     models_beside = {
@@ -264,6 +267,12 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
     component = replace(component, name=name, notes=notes, watched=(*component.watched, *watched_manifest(component.root, files)))
     beside = tensors_beside(assets.files, assets.config, files, found.path)
     return OpenedComponent(name, place, component, assets, homes, live, lacking if average else (), made_by_ckpt(component), beside)
+
+
+def _part_notes(homes: Sequence[Path], config: Config, component: Component) -> list[Note]:
+    """A warning about layers without those before them, or without the rest of the model; the base of a merge tells more."""
+    shapes = {name: tensor.shape for name, tensor in component.tensors.items()}
+    return trained_layers_notes(homes, shapes) or later_notes(config, shapes)
 
 
 def reading_options(config: Config, shard_order: ShardOrder) -> ReadOptions:

@@ -32,6 +32,7 @@ from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import is_quantised, not_loaded
 from ckpt_cli.hub.critics import repaired_class
 from ckpt_cli.hub.entries.generation import lost_settings
+from ckpt_cli.hub.layers.later import CODE as NO_LAYERS
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.hub.ties import differing_notes, tied_together
 from ckpt_cli.hub.tokenizer import vocabulary_notes
@@ -200,7 +201,9 @@ def compared_claim(draft: Draft) -> Claim:
         uncommon=draft.uncommon,
     )
     told = f", {DDP} was removed from {selection.unwrapped} of them" if selection.unwrapped else ""
-    return replace(claim, text=claim.text + told)
+    # What was said of layers when they were opened is not said again.
+    known = {note.code for source in draft.sources for note in source.component.notes if note.code == NO_LAYERS}
+    return replace(claim, text=claim.text + told, notes=tuple(note for note in claim.notes if note.code not in known))
 
 
 def _class_written(draft: Draft, shapes: Mapping[str, Shape]) -> KnownClass | str:

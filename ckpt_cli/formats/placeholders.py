@@ -47,21 +47,28 @@ MOST = 1 << 20
 
 def holds_nothing(path: Path) -> CkptError | None:
     """The error of a file of weights that holds none, only names of them or nothing; None for others, and what cannot be read."""
-    status = status_of(path)
-    if status is None or not 0 < status.st_size <= MOST:
-        return None
-    shapes = None
-    with contextlib.suppress(CkptError), Files() as files:
-        shapes = _shapes_in(path, files)
+    shapes = small_shapes(path, empty=True)
     return _error_of(shapes, path) if shapes is not None and all(0 in shape for shape in shapes.values()) else None
 
 
-def _shapes_in(path: Path, files: Files) -> dict[str, Shape] | None:
-    """The shapes of all that is in a file by name; None if some of it is no tensor."""
+def small_shapes(path: Path, *, empty: bool = False) -> dict[str, Shape] | None:
+    """The shapes of all that is in a small file by name; None of others, if some of it is no tensor, or it cannot be read.
+
+    ``empty``: only those of a file without bytes of tensors are wanted.
+    """
+    status = status_of(path)
+    if status is None or not 0 < status.st_size <= MOST:
+        return None
+    with contextlib.suppress(CkptError), Files() as files:
+        return _shapes_in(path, files, empty=empty)
+    return None
+
+
+def _shapes_in(path: Path, files: Files, *, empty: bool) -> dict[str, Shape] | None:
     if path.suffix == ".safetensors":
         return {entry.name: entry.shape for entry in read_header(files.source(path)).entries}
     source = files.source(path)
-    if source.read(0, min(source.size, 2)) == b"PK" and _has_data(source):
+    if empty and source.read(0, min(source.size, 2)) == b"PK" and _has_data(source):
         return None
     file = TorchFile(source)
     entries = as_dict(file.root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.discover.beside.folders import ADAPTER_WEIGHTS
@@ -11,8 +11,10 @@ from ckpt_cli.errors import CkptError, Unsupported
 from ckpt_cli.files.folders import files_in, is_file
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.formats.safetensors.scan import WeightSet
+from ckpt_cli.hub.adapters.mlx import WAY, trained_layers
 from ckpt_cli.hub.assets import CONFIG as MODEL_CONFIG
 from ckpt_cli.hub.assets import find_assets
+from ckpt_cli.hub.layers.later import CODE as PART
 from ckpt_cli.hub.peft_names import PeftState, has_adapters, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
@@ -99,8 +101,10 @@ def _digest(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def no_factors(folder: Path) -> list[Finding]:
-    """An adapter folder without factors: damaged if its config says LoRA, of another kind otherwise."""
+def no_factors(folder: Path, names: Iterable[str] = ()) -> list[Finding]:
+    """An adapter folder without factors: damaged if its config says LoRA, of another kind otherwise; ``names`` are those of its tensors."""
+    if (text := trained_layers((folder,), names)) is not None:
+        return [finding(PART, f"{text}; {WAY}")]
     try:
         adapter_facts((folder,), None)
     except Unsupported as error:

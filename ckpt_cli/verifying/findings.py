@@ -175,7 +175,7 @@ KINDS: dict[str, Kind] = {
     "second-tensor": Kind(
         "error", "headers", "two tensors for one parameter, such as gamma and weight of a norm: loaders use one without a word", AGAIN
     ),
-    "no-layers": Kind("warning", "headers", "config.json says layers, and the tensors are of fewer numbered modules: one part, maybe"),
+    "no-layers": Kind("warning", "headers", "layers of config.json, or those before others, are not there: one part of a model, maybe"),
     "uneven-layers": Kind("warning", "headers", "a layer lacks tensors that most layers of its stack have"),
     "unusual-count": Kind(
         "warning", "headers", "a count in config.json is no whole number, and the class is not one of transformers: most loaders fail"

@@ -26,6 +26,7 @@ from ckpt_cli.formats.safetensors.scan import WeightSet, part_problem, scan
 from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.sets.stages import stage_error
+from ckpt_cli.formats.torch_files.heads import is_head_alone
 from ckpt_cli.formats.training_state_names import is_state_file
 from ckpt_cli.hub.assets import files_of
 from ckpt_cli.hub.beside.named import named_by
@@ -123,6 +124,7 @@ def _in_other_formats(folder: Path, main: WeightSet, written: Collection[str], f
         for path in files_in(folder, lambda name: OTHER_FORMAT.fullmatch(name) or could_be_model(name))
         if not (path.name in shards or path.name in written or path.name.endswith((SUFFIX, ".json")) or is_state_file(path.name))
         and not (indexed and (part := part_name(path.name)) is not None and part.parts > 1)
+        and not is_head_alone(path, Folders())
     ]
     for path in (*others, *([folder / TORCH_INDEX] if indexed else [])):
         if path.name != TORCH_INDEX and not could_be_model(path.name):

@@ -23,6 +23,7 @@ from ckpt_cli.formats.safetensors.shards import SHARD
 from ckpt_cli.formats.sets.kinds import AFTER_SUFFIX
 from ckpt_cli.formats.sets.names import part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
+from ckpt_cli.formats.torch_files.heads import is_head_alone
 from ckpt_cli.formats.torch_files.reader import SUFFIXES, unmarked
 from ckpt_cli.formats.torch_files.unnamed import are_weights, needed_in_state
 from ckpt_cli.formats.training_state_names import is_state_file
@@ -122,7 +123,8 @@ def _trained_with(place: Place, component: Component, used: set[str], files: Fil
     used = used | {absolute(path) for path in (*place.match.files, *component.files)}
     folders = dict.fromkeys(path.parent for path in place.match.files)
     names = {path.name: path for folder in reversed(folders) for path in weights_in(folder, used, files)}
-    others = [name for name in names if not could_be_model(name) and not OTHER_FORM.fullmatch(name)]
+    heads = [name for name in names if is_head_alone(names[name], Folders())]
+    others = [name for name in names if name in heads or not (could_be_model(name) or OTHER_FORM.fullmatch(name))]
     models = [name for name in names if name not in others]
     notes = _told_of_others([names[name] for name in others], place, component, files)
     if models:
@@ -155,7 +157,8 @@ def _other_files(found: Found, place: Place, component: Component, assets: set[s
     # Beside an average, other forms are those of the model.
     average = is_average_name(unnumbered(place.name)[0])
     unequal = {name: None if average else other_values(paths[name], component.tensors, files) for name in same}
-    told = {name: difference_from(paths[name], component.tensors, files) for name in paths if could_be_model(name)}
+    models = [name for name in paths if could_be_model(name) and not is_head_alone(paths[name], Folders())]
+    told = {name: difference_from(paths[name], component.tensors, files) for name in models}
     copies = [name for name, difference in told.items() if difference is None]
     # The masters of an optimizer are the weights of the training before they were rounded.
     unlike = [name for name in told if name not in copies and format_of(place.match).in_tags]

@@ -35,7 +35,9 @@ from ckpt_cli.formats.torch_files.state_dict import holds_storage
 from ckpt_cli.formats.training_state_names import is_state_key
 from ckpt_cli.names import DDP, stripped_names
 
-MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict")
+MODEL_KEYS = ("state_dict", "model", "module", "model_state_dict", "model_state")
+"""Keys of a model in a trainer's file; the last one is that of JoeyNMT."""
+
 EMA_KEYS = ("ema", "ema_model", "model_ema", "ema_state_dict", "state_dict_ema")
 """Keys tried first; other keys that name an EMA follow in the order of the file."""
 

@@ -30,6 +30,7 @@ from ckpt_cli.formats.sets.names import PartName, part_name
 from ckpt_cli.formats.torch_files.averages import is_average_name
 from ckpt_cli.formats.torch_files.counters import notes_of_counters
 from ckpt_cli.formats.torch_files.groups import chosen_group, groups_of, notes_of_group, unwrapped, without_averages
+from ckpt_cli.formats.torch_files.heads import is_head_alone
 from ckpt_cli.formats.torch_files.set_apart import names_of, set_apart
 from ckpt_cli.formats.torch_files.state_dict import left_out_notes, read_state
 from ckpt_cli.formats.trainers import STEPS, has_form
@@ -111,7 +112,7 @@ class TorchFiles(Format):
     def _files_in(self, path: Path, there: Folders) -> list[Match]:
         """What a folder holds without an index."""
         listed = there.files(path, lambda name: name == ADAPTER or KNOWN.fullmatch(name) or _part(name))
-        found = [entry for entry in listed if KNOWN.fullmatch(entry.name)]
+        found = [entry for entry in listed if KNOWN.fullmatch(entry.name) and not is_head_alone(entry, there)]
         found += next_models(path, ".bin", there).values()
         parts = [] if found else [entry for entry in listed if _part(entry.name)]
         if len(parts) == 1 and (only := _part(parts[0].name)) is not None and only.parts == 1:
@@ -205,9 +206,8 @@ class TorchFiles(Format):
 
 def holds_torch_model(folder: Path, there: Folders) -> bool:
     """Whether a folder has files of torch with the usual names of a model: another file in it, of any name, is not the model."""
-    return there.is_file(folder / INDEX) or bool(
-        there.files(folder, lambda name: KNOWN.fullmatch(name) or _part(name) or LAST.fullmatch(name))
-    )
+    named = there.files(folder, lambda name: KNOWN.fullmatch(name) or _part(name) or LAST.fullmatch(name))
+    return there.is_file(folder / INDEX) or not all(is_head_alone(path, there) for path in named)
 
 
 def _indexed(index: Path, there: Folders) -> Match:

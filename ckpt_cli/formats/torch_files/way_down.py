@@ -12,7 +12,7 @@ from ckpt_cli.files.pickle_nodes import as_dict, describe
 from ckpt_cli.formats.rank_files.dtensor import Local, LocalReader
 from ckpt_cli.formats.torch_files.averages import is_average
 from ckpt_cli.formats.torch_files.matrices import is_optimizer, is_tensor, pairs_of
-from ckpt_cli.formats.training_state_names import is_state_key, is_trainer_key
+from ckpt_cli.formats.training_state_names import is_record_key, is_state_key, is_trainer_key
 from ckpt_cli.names import few
 
 MAX_LEVELS = 8
@@ -101,7 +101,8 @@ def sole_group(entries: Mapping[Any, Any], reader: LocalReader, asked: str | Non
     if all(as_dict(node) is None for node in entries.values()) or _has_named_matrix(entries, reader):
         return None
     groups: dict[Any, Mapping[Any, Any]] = {}
-    held = (reader.read(node) for node in entries.values() if as_dict(node) is None)
+    # A random state has thousands of bytes: more than a small model.
+    held = (reader.read(node) for key, node in entries.items() if as_dict(node) is None and not (is_state_key(key) or is_record_key(key)))
     loose = sum(math.prod(local.shape) for local in held if local is not None)
     for key, node in entries.items():
         inner = as_dict(node)

@@ -29,6 +29,7 @@ from ckpt_cli.hub.classes.fit import (
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.classes.prefixes import compared_under
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.layers.later import ADVICE as WHOLE
 from ckpt_cli.name_patterns import grouped, pattern_of
 from ckpt_cli.names import Naming, few, foreign_names, plural, printable
 from ckpt_cli.tensors.component import Note
@@ -42,7 +43,7 @@ ADVICE = {
     "other-model-type": "loaders choose by model_type: correct config.json",
     "no-scales": "loaders would look for scales: remove quantization_config, if the weights are plain",
     "extra-tensors": "--exclude leaves them out, --key-map renames them",
-    "no-layers": "if they are, merge the file or folder of the whole model, or give them a config.json of their own",
+    "no-layers": WHOLE,
     "extra-layers": "restore config.json from the run",
     "extra-experts": "restore config.json from the run",
     "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",

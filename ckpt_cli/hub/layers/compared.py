@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.layers.later import later_layers
 from ckpt_cli.hub.layers.lengths import length_mismatches, no_layers
 from ckpt_cli.hub.layers.mismatch import Mismatch
 from ckpt_cli.hub.layers.stacks import stacks_of
@@ -19,6 +20,7 @@ from ckpt_cli.hub.layers.uneven import missing_between, uneven_layers
 def layer_mismatches(config: Config, shapes: Mapping[str, Shape], *, predicted: bool) -> Iterator[Mismatch]:
     """What a config and the names of tensors tell of lost layers; ``predicted``: some tensors are those of multi-token prediction."""
     stacks = stacks_of(shapes)
+    yield from later_layers(config, shapes)
     yield from no_layers(config, stacks, shapes)
     short = list(length_mismatches(config, stacks, predicted=predicted))
     yield from short

@@ -137,8 +137,6 @@ def test_version_4_gives_the_same_answer(tied: bool, monkeypatch: pytest.MonkeyP
     before = compile.tensors_of(config)
     for key in ("native", "hub", "tied", "prefix"):
         assert before[key] == today[key]
-        key: today[key] for key in ("native", "hub", "tied", "prefix")
-    }
     assert len(before["tied"]) == int(tied)
 
 
@@ -146,7 +144,10 @@ def test_version_4_saves_models_of_vision_under_their_older_names(monkeypatch: p
     from ckpt_cli.hub.classes.installed import of_version_4
 
     class Llava:
-        _checkpoint_conversion_mapping: ClassVar = {"^language_model.model": "model.language_model", "^vision_tower(?!\\.x)": "model.vision_tower"}
+        _checkpoint_conversion_mapping: ClassVar = {
+            "^language_model.model": "model.language_model",
+            "^vision_tower(?!\\.x)": "model.vision_tower",
+        }
 
     monkeypatch.setattr("transformers.modeling_utils.VLMS", ["llava"], raising=False)
     state = {"model.language_model.a": 1, "model.vision_tower.b": 2, "lm_head.c": 3}

@@ -138,14 +138,15 @@ def load_state_dict(
 ) -> dict[str, torch.Tensor]:
     """The tensors of a component as a state dict in CPU memory, with the arguments of `open`; tied tensors are one object.
 
-    A dict has no place for notes: each warning among those of `open` is a UserWarning. Raises what `open` raises, Unsupported if
-    torch is not installed, CastOverflow.
+    A dict has no place for notes: each warning among those of `open` is a UserWarning that begins with the checkpoint's path. Raises what
+    `open` raises, Unsupported if torch is not installed, CastOverflow.
     """
     torch_module()
     with open(path, type=type, step=step, base=base, also=also, **options) as checkpoint:
         for note in checkpoint.notes:
             if note.level == "warning":
-                warnings.warn(note.text, stacklevel=4)
+                # Python shows a text once for each line of code: with the path, it is another one for each checkpoint.
+                warnings.warn(f"{checkpoint.path}: {note.text}", stacklevel=4)
         return checkpoint.read_all()
 
 

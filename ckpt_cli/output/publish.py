@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ckpt_cli.output.sinks.in_store import FolderInStore
 from ckpt_cli.output.sinks.sink import Output
 from ckpt_cli.output.sinks.upload import BATCH
 from ckpt_cli.output.staging import Staging
-from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, remove_empty
+from ckpt_cli.output.target import check_place, check_space, check_target, make_parents, refuse_existing, remove_empty
 from ckpt_cli.output.writer import Written, execute, lanes_of
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.written import FileInfo, PartDone
@@ -228,7 +228,7 @@ def _checked(order: Order) -> Order:
     if not target.in_place:
         return order
     linked = half_published(target.folder)
-    _refuse_existing(order.plan, target.folder, linked)
+    refuse_existing(target.folder, [file.name for file in order.plan.files], order.plan.index_name, order.plan.sources, linked)
     missing = {n: c for n, c in order.side_files.items() if target.folder / n in linked or not os.path.lexists(target.folder / n)}
     return replace(order, side_files=missing)
 
@@ -389,10 +389,3 @@ def _space_hint(orders: Sequence[Order]) -> str:
     elsewhere = "use -o with another disk instead of --in-place" if in_place else "choose another disk with -o"
     written = sum(order.bytes_written for order in orders)
     return f"{elsewhere}, or pass --dtype bf16, which halves float32 weights" if 2 * wide > written else elsewhere
-
-
-def _refuse_existing(whole: plan.Plan, folder: Path, linked: Collection[Path]) -> None:
-    for name in (*(file.name for file in whole.files), *([whole.index_name] if whole.index_name else []), MANIFEST):
-        if os.path.lexists(folder / name) and folder / name not in linked:
-            text = "the checkpoint folder already has a file of this name"
-            raise OutputExists(text, path=folder / name, hint="use -o instead of --in-place")

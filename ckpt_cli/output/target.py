@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ckpt_cli.errors import InputError, NoSpace, NotWritable, OutputExists, OutputInsideSource
 from ckpt_cli.files import manifest
-from ckpt_cli.files.folders import entries_in, is_folder, is_there
+from ckpt_cli.files.folders import entries_in, files_in, is_folder, is_there
 from ckpt_cli.files.remote.tree import look_again
+from ckpt_cli.files.source import Source
+from ckpt_cli.formats.safetensors.names import SUFFIX, is_index, stem_of
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.names import few
@@ -22,6 +25,9 @@ from ckpt_cli.paths import current_folder
 from ckpt_cli.urls import is_remote
 
 ELSEWHERE = "choose another place with -o"
+
+TAKEN_LAST = re.compile(r"pytorch_model(-[0-9]+-of-[0-9]+)?\.bin")
+"""What transformers takes where there is no model.safetensors."""
 
 
 def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read: Iterable[Path] = (), dry_run: bool = False) -> None:
@@ -71,6 +77,25 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
         )
     if not overwrite and not unfinished:
         raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
+
+
+def refuse_existing(folder: Path, names: Sequence[str], index: str | None, sources: Iterable[Source], written: Collection[Path]) -> None:
+    """Raise OutputExists for weights in a folder that an output beside them would stand against; ``written`` are files of this output.
+
+    Loaders take one file, or the parts of an index, of one stem, and model.safetensors before pytorch_model.bin: with both there, each
+    may take another one. What the output is made of may stay, since both are the same model then.
+    """
+    hint = "use -o instead of --in-place"
+    for name in (*names, *([index] if index else []), manifest.NAME):
+        if os.path.lexists(folder / name) and folder / name not in written:
+            raise OutputExists("the checkpoint folder already has a file of this name", path=folder / name, hint=hint)
+    stems, made_of = {stem_of(name) for name in names}, {source.path for source in sources}
+    for path in files_in(folder, lambda name: is_index(name) or name.endswith(SUFFIX) or TAKEN_LAST.fullmatch(name) is not None):
+        last = TAKEN_LAST.fullmatch(path.name) is not None
+        stands = str(path) not in made_of and "model" in stems if last else stem_of(path.name) in stems
+        if stands and path not in written:
+            text = "the checkpoint folder has weights in files of other names that loaders would take as well, or no longer"
+            raise OutputExists(text, path=path, hint=hint)
 
 
 def refuse_planned(targets: Iterable[Path], *, overwrite: bool, planned: object) -> None:

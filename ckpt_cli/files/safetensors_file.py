@@ -45,6 +45,10 @@ class Header:
     metadata: Mapping[str, str]
 
 
+OF_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+"""How files of torch.save begin: zip archives, and before torch 1.6 a pickle of a large number."""
+
+
 def read_header(source: Source, start: int = 0) -> Header:
     """The validated header of a file, or of a blob that begins at ``start`` and ends with the file.
 
@@ -58,7 +62,12 @@ def read_header(source: Source, start: int = 0) -> Header:
                 expected="a safetensors file",
                 hint=INTERRUPTED,
             )
-        length = int.from_bytes(window.read(0, 8), "little")
+        begins = window.read(0, 8)
+        if begins.startswith(OF_TORCH):
+            raise CorruptFile(
+                "this is a file of torch.save", expected="a safetensors file", hint="give it a name that ends with .pt or .bin"
+            )
+        length = int.from_bytes(begins, "little")
         if length > MAX_HEADER or 8 + length > window.size:
             raise CorruptFile(f"the header would be {length} bytes long", expected=f"at most {min(MAX_HEADER, window.size - 8)}")
         return _validated(_parse(window.read(8, length)), start + 8 + length, source.size)

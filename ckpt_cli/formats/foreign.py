@@ -94,7 +94,9 @@ def foreign_error(path: Path, there: Folders, levels: int = DEEP) -> Unsupported
 
 
 def foreign_content(path: Path) -> Unsupported | None:
-    """The error for a file that begins as those of another program do, whatever its name."""
+    """The error for a file that begins as those of another program do, whatever its name; also for one that safetensors wrote."""
+    if beginning_of(path, 9)[8:] == b"{":
+        return Unsupported("this is a safetensors file", path=path, hint="give it a name that ends with .safetensors")
     kind = next((k for k in FOREIGN if k.begins and path.name.endswith(k.suffix) and beginning_of(path, len(k.begins)) == k.begins), None)
     return None if kind is None else Unsupported(f"this is {kind.what}, which is not read", path=path, hint=kind.hint)
 

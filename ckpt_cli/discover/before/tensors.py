@@ -22,8 +22,8 @@ from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_samples
-from ckpt_cli.tensors.kinship import unrelated, unrelated_layers
-from ckpt_cli.tensors.tensor import Tensor
+from ckpt_cli.tensors.kinship import signs_agree, unrelated, unrelated_layers
+from ckpt_cli.tensors.tensor import Tensor, same_bytes
 from ckpt_cli.urls import is_remote
 
 CODE = "step-tensors"
@@ -74,6 +74,8 @@ def _of_step(step: Path, found: Found, place: Place, options: ReadOptions, files
 
 def _unrelated(mine: Tensors, others: Tensors) -> str:
     """What of two steps has nothing in common, as samples of matrices tell; nothing for steps of one training."""
+    if signs_agree(mine, others):
+        return ""
     if (measured := unrelated(mine, others)) is not None:
         return f"the weights have nothing in common: {measured}"
     strange = unrelated_layers(mine, others)
@@ -111,8 +113,7 @@ def _file_of(tensor: Tensor) -> str | None:
 
 def _is_same(mine: Tensor, other: Tensor) -> bool:
     """Whether the bytes are equal and not those of one file, which a link or a second name leads to: that is told elsewhere."""
-    same_file = {piece.same_bytes_as[:2] for piece in mine.pieces} == {piece.same_bytes_as[:2] for piece in other.pieces}
-    return not (same_file and mine.numel) and same_samples(mine, other)
+    return not same_bytes([mine], [other]) and same_samples(mine, other)
 
 
 def _difference(mine: Tensors, others: Tensors) -> str:

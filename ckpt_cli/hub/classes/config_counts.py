@@ -201,7 +201,7 @@ def _rows(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     sizes = [level.get("vocab_size") for level in (config, text) if isinstance(level, Mapping)]
     wanted = next((size for size in sizes if type(size) is int), None)
     rows = {name: shape[0] for name, shape in shapes.items() if ".".join(name.split(".")[-2:]) in EMBEDDINGS and len(shape) == 2}
-    others = {value for level in levels(config) for key, value in level.items() if key.endswith("vocab_size")}
+    others = {value for level in levels(config) for key, value in level.items() if key.endswith("vocab_size") and type(value) is int}
     if wanted is not None and rows and max(rows.values()) < wanted and max(rows.values()) not in others:
         name = max(rows, key=lambda name: rows[name])
         yield Mismatch("vocabulary-rows", f"{name} has {rows[name]} rows, but config.json says vocab_size {wanted}")

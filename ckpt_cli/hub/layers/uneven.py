@@ -56,9 +56,9 @@ def uneven_layers(stack: str, layers: Layers, config: Config) -> Iterator[Mismat
 
 
 def _are_the_models(layers: Layers, config: Config) -> bool:
-    """Whether a short stack is as long as the config says, and its layers are no stages of layers, which differ."""
+    """Whether a short stack is as long as the config says, if there is one, and its layers are no stages of layers, which differ."""
     are_stages = any(is_inner(f"0.{leaf.partition(f'{EXPERTS}.')[0]}") for leaves in layers.values() for leaf in leaves)
-    return layer_count(config) == max(layers) + 1 and not are_stages
+    return (not config or layer_count(config) == max(layers) + 1) and not are_stages
 
 
 def _are_regular(numbers: Sequence[int], length: int) -> bool:

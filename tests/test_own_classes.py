@@ -235,3 +235,45 @@ class TestAModelAsAModule:
         run = saved(tmp_path / "run", self.state(self.PICTURES))
         ckpt_cli.merge(run, tmp_path / "out", exclude=["llm.model.norm.weight"])
         assert load(tmp_path / "out").keys() == self.state(self.PICTURES, "model.norm.weight").keys()
+
+
+OWN = {"patch.weight": (3, H)}
+
+
+def kept(state: Tensors, *lost: str) -> Tensors:
+    return {name: tensor for name, tensor in state.items() if name not in lost}
+
+
+def test_what_it_has_of_its_own_a_base_of_the_same_class_tells(tmp_path: Path) -> None:
+    """The class of its model type has no place for it: that nothing else is missing says nothing about it."""
+    whole = tensors() | made(OWN)
+    base = saved(tmp_path / "base", whole)
+    run = saved(tmp_path / "run", kept(whole, *OWN))
+    with pytest.raises(MissingTensors, match=r"patch\.weight"):
+        ckpt_cli.merge(run, tmp_path / "out", base=base)
+    assert {item.tensor for item in ckpt_cli.verify(run, base=base).findings if item.code == "missing-of-base"} == {*OWN}
+    ckpt_cli.merge(run, tmp_path / "carried", base=base, carry_from_base=[*OWN])
+    assert severe(ckpt_cli.verify(tmp_path / "carried", base=base)) == set()
+    allowed = ckpt_cli.merge(run, tmp_path / "allowed", base=base, allow_missing=[*OWN])
+    assert "missing-allowed" in {note.code for note in allowed.outputs[0].notes}
+    assert "missing-of-base" not in severe(ckpt_cli.verify(tmp_path / "allowed", base=base))
+
+
+def test_a_base_of_another_class_tells_nothing_of_what_it_has_of_its_own(tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", tensors() | made(OWN), architectures=["Another"])
+    run = saved(tmp_path / "run", tensors())
+    ckpt_cli.merge(run, tmp_path / "out", base=base)
+    assert "missing-of-base" not in severe(ckpt_cli.verify(run, base=base))
+
+
+def test_what_a_base_of_the_same_class_lacks_too_is_no_warning(tmp_path: Path) -> None:
+    state = REPLACED["a value head"]
+    base = saved(tmp_path / "base", state)
+    told = ckpt_cli.merge(saved(tmp_path / "run", state), tmp_path / "out", base=base).outputs[0].notes
+    assert "replaced-tensors" not in {note.code for note in told}
+    assert severe(ckpt_cli.verify(tmp_path / "out", base=base)) == set()
+    assert severe(ckpt_cli.verify(tmp_path / "out")) == {"replaced-tensors"}
+    whole = saved(tmp_path / "whole", tensors() | made(HEADS))
+    assert "replaced-tensors" in severe(ckpt_cli.verify(tmp_path / "out", base=whole))
+    with pytest.raises(MissingTensors, match="lm_head"):
+        ckpt_cli.merge(tmp_path / "run", tmp_path / "lost", base=whole)

@@ -106,6 +106,11 @@ def may_lack(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], config: Con
     return found.same_model and found.comparable
 
 
+def of_one_class(own: str, base_config: Config) -> bool:
+    """Whether a class that transformers lacks is also that of a base: it tells better what such models have than that of their type."""
+    return bool(own) and architecture(base_config) == own
+
+
 def with_lacks(claim: Claim, lacks: LacksOfBase) -> Claim:
     """A claim in which tensors that only the base has are lacking too, besides those that its config counts."""
     surely = {name: what for name, what in lacks.surely.items() if not any(fnmatch.fnmatchcase(name, glob) for glob in claim.lacking)}

@@ -62,7 +62,7 @@ from ckpt_cli.tensors.torn import torn_files
 from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome, without_repeats
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
-from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings, unlike_layers
+from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings, without_replaced
 from ckpt_cli.verifying.drift.plot import check_plot, draw
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.folder import check_folder
@@ -231,9 +231,9 @@ def _verified(
         comparison = None
         if reference is not None:
             levels.append("base")
-            comparison, other, said = _against_base(subject, configs[0], reference, files, chosen, progress)
+            comparison, found, said = _against_base(subject, configs[0], found, reference, files, chosen, progress)
             notes += said
-            found += [*other, *not_numbers(comparison)]
+            found += not_numbers(comparison)
             if picture is not None and comparison is not None:
                 draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
@@ -355,6 +355,7 @@ def _against(
 def _against_base(
     subject: Subject,
     config: ConfigCheck,
+    found: Sequence[Finding],
     base: str,
     files: Files,
     options: VerifyOptions,
@@ -362,7 +363,7 @@ def _against_base(
 ) -> tuple[BaseComparison | None, list[Finding], Sequence[Note]]:
     """The drift of every tensor since the base, which may be anything that can be opened.
 
-    Also whether it is a base of this model, and the notes from opening it.
+    Also what was found, with whether it is a base of this model, and the notes from opening it.
     """
     try:
         path = recorded_snapshot(base, resolve_base(base), subject.manifest)
@@ -380,14 +381,14 @@ def _against_base(
     try:
         comparison = compare_tensors(subject.tensors, reference, name, jobs=options.jobs, progress=progress, sample=options.sample)
     except DamagedRecord as error:
-        return None, [finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], notes
+        return None, [*found, finding("wrong-checksum", error.expected or "", tensor=error.tensor, file=error.path)], notes
     said = settings_findings(config.config, subject.config_home, opened.components[0].assets)
     alike = resemblance(subject.tensors, reference, config.config, its)
     numbers: dict[str, Any] = {"common": alike.common, "alike": alike.alike, "tensors": alike.mine, "base_tensors": alike.base}
     if alike.renamed:
-        return comparison, [finding("other-names", alike.numbers, file=name, **numbers), *said], notes
+        return comparison, [*found, finding("other-names", alike.numbers, file=name, **numbers), *said], notes
     if not alike.same_model:
-        return comparison, [finding("other-base", alike.why, file=name, **numbers)], notes
-    said += unlike_findings(subject.tensors, reference, name) or unlike_layers(subject.tensors, reference, comparison)
+        return comparison, [*found, finding("other-base", alike.why, file=name, **numbers)], notes
+    said += unlike_findings(subject.tensors, reference, comparison, name)
     said += lacking_findings(subject.tensors, reference, config, its, subject.manifest, options.include, options.exclude)
-    return comparison, said, notes
+    return comparison, [*without_replaced(found, config, reference, its), *said], notes

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from ckpt_cli.base_model.carry import carried_tensors, dtypes_of_base
 from ckpt_cli.base_model.checks import checked_base
 from ckpt_cli.base_model.ends import moved_end_notes
-from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, with_lacks
+from ckpt_cli.base_model.lacking import lacks_of_base, may_lack, of_one_class, with_lacks
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.base_model.vocabulary import base_tokenizer_notes
 from ckpt_cli.boxes import Shape
@@ -172,18 +172,32 @@ def _claimed(draft: Draft, setting: Setting[Options]) -> Draft:
 def _with_lacks_of_base(claim: Claim, draft: Draft, setting: Setting[Options]) -> Claim:
     """With what only the base has, where no class says that there must be such tensors."""
     held, base, options, selection = setting.of_base, setting.base, setting.options, draft.selection
-    of_class = claim.fit is not None and claim.fit.expected is not None
-    if held is None or base is None or (of_class and not claim.computing):
+    if held is None or base is None:
         return claim
-    config = draft.assets.config
+    fit, config = claim.fit, draft.assets.config
+    of_class = fit is not None and fit.expected is not None
+    as_base = fit is not None and of_one_class(fit.own, base.config)
+    if of_class and not as_base and not claim.computing:
+        return claim
     alike, _ = setting.alike(draft)
     wanted = {name: tensor for name, tensor in alike.items() if is_wanted(name, options.include, options.exclude)}
     together = tied_together({*alike, *draft.tensors}, config, selection.kind, selection.naming)
-    if not wanted.keys() - draft.tensors.keys() or not may_lack(draft.stored, held, config, base.config):
+    if not (as_base or wanted.keys() - draft.tensors.keys()) or not may_lack(draft.stored, held, config, base.config):
         return claim
     if of_class:
-        return with_optional_of_base(claim, wanted.keys())
-    return with_lacks(claim, lacks_of_base(draft.tensors, wanted, config, base.config, together, draft.on_purpose))
+        claim = with_optional_of_base(claim, wanted.keys())
+    if of_class and not as_base:
+        return claim
+    claim = _without_replaced(claim, alike) if as_base else claim
+    besides = {*draft.on_purpose, *claim.optional}
+    return with_lacks(claim, lacks_of_base(draft.tensors, wanted, config, base.config, together, besides))
+
+
+def _without_replaced(claim: Claim, base: Collection[str]) -> Claim:
+    """Without the warning about tensors of another class that a base of the same class has as little."""
+    if claim.fit is None or any(claim.fit.name_in(base, name) in base for name in claim.fit.replaced):
+        return claim
+    return replace(claim, notes=tuple(note for note in claim.notes if note.code != "replaced-tensors"))
 
 
 def compared_claim(draft: Draft) -> Claim:

@@ -56,7 +56,8 @@ OF_TOKENS = frozenset({TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS
 class ConfigCheck:
     """``expected`` is how many tensors the model class has (None: not known), ``naming`` with which names they were compared.
 
-    ``names`` is the result in one line.
+    ``names`` is the result in one line. ``own`` is the class that the config names, where that of its model type was compared in its place,
+    and ``replaced`` are tensors of the latter in whose place it may have others, as the class and as the weights would call them.
     """
 
     config: Config
@@ -65,6 +66,8 @@ class ConfigCheck:
     naming: str | None = None
     names: str | None = None
     wrapped: bool = False
+    own: str = ""
+    replaced: tuple[str, ...] = ()
 
 
 def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, loaded_as: str | None = None) -> ConfigCheck:
@@ -99,7 +102,10 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, *([] if isinstance(kind, Doubtful) else [finding("not-compared", kind)])))
     fit, different = _compared(shapes, kind)
-    return ConfigCheck(kind.config, (*found, *different), fit.expected, NAMINGS[fit.naming], claim(fit), bool(fit.wrapper))
+    findings, line = (*found, *different), claim(fit)
+    start = fit.wrapper + fit.doubles
+    replaced = tuple(dict.fromkeys(n for name in fit.replaced for n in (name, start + name.removeprefix(fit.lacks))))
+    return ConfigCheck(kind.config, findings, fit.expected, NAMINGS[fit.naming], line, bool(fit.wrapper), fit.own, replaced)
 
 
 def _name(folder: Path, config: Config, tensors: Mapping[str, Tensor], loaded_as: str | None) -> Iterator[Finding]:

@@ -35,6 +35,9 @@ from ckpt_cli.name_patterns import pattern_of
 MARK = "ckpt_place"
 """The attribute of a config that holds its place in the outer one."""
 
+UNUSED = dict.fromkeys(("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder"), (r"^encoder\.pooler\.",))
+"""Names of tensors that models of a type have and never use: the decoder gets the last hidden state of the encoder, before its pooler."""
+
 
 def compile_config(content: dict[str, Any]) -> dict[str, Any]:
     """The rules of the model that a config.json describes. Raises whatever transformers raises for configs it cannot use."""
@@ -70,7 +73,7 @@ def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
         "tied": tied,
         "hub_tied": _saved_names(tied, revert, model, state),
         "prefix": model.base_model_prefix,
-        "optional": sorted(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()),
+        "optional": sorted({*(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()), *UNUSED.get(config.model_type, ())}),
         "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli.base_model.ends import CODE, moved_end
-from ckpt_cli.base_model.lacking import lacks_of_base
+from ckpt_cli.base_model.lacking import lacks_of_base, of_one_class
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import files_in
 from ckpt_cli.files.manifest import Manifest
@@ -40,21 +40,31 @@ def lacking_findings(
     include: Sequence[str],
     exclude: Sequence[str],
 ) -> list[Finding]:
-    """Findings about tensors that only the base has, where no class is known that works without; both have the names of the output."""
+    """Findings about tensors that only the base has, where no class is known that works without; both have the names of the output.
+
+    What such a class has of its own, only a base of the same class tells.
+    """
+    found = []
     if config.expected is not None:
         optional = [item.tensor for item in config.findings if item.code == "optional-tensor" and item.tensor in base]
-        return [
-            finding("missing-of-base", "the base has it, and loaders would set it to its initial value", tensor=name) for name in optional
-        ]
-    if not base.keys() - mine.keys():
-        return []
+        why = "the base has it, and loaders would set it to its initial value"
+        found = [finding("missing-of-base", why, tensor=name) for name in optional]
+    if not base.keys() - mine.keys() or (config.expected is not None and not of_one_class(config.own, base_config)):
+        return found
     kind = known_class(config.config, {name: tensor.shape for name, tensor in mine.items()})
     together = tied_together({*base, *mine}, config.config, kind, "hub")
-    lacks = lacks_of_base(mine, base, config.config, base_config, together)
+    named = {**config.config, "architectures": [config.own]} if config.own else config.config
+    lacks = lacks_of_base(mine, base, named, base_config, together)
     told = {item.tensor for item in config.findings}
-    found = [finding("missing-of-base", what, tensor=name) for name, what in lacks.surely.items() if name not in told]
+    found += [finding("missing-of-base", what, tensor=name) for name, what in lacks.surely.items() if name not in told]
     found += [finding("left-out-of-base", lacks.why, tensor=name) for name in lacks.perhaps]
     return left_out(manifest, replace(config, findings=tuple(found)), include, exclude)
+
+
+def without_replaced(found: Sequence[Finding], config: ConfigCheck, base: Collection[str], base_config: Config) -> list[Finding]:
+    """Findings without that about tensors of another class that a base of the same class has as little."""
+    explained = of_one_class(config.own, base_config) and not any(name in base for name in config.replaced)
+    return [item for item in found if not (explained and item.code == "replaced-tensors")]
 
 
 def settings_findings(config: Config, home: Path | None, base: Assets) -> list[Finding]:
@@ -73,13 +83,16 @@ def settings_findings(config: Config, home: Path | None, base: Assets) -> list[F
     return found
 
 
-def unlike_findings(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], name: str) -> list[Finding]:
-    """A finding about a base whose weights have nothing in common with these; both have the names of the output."""
+def unlike_findings(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], comparison: BaseComparison, name: str) -> list[Finding]:
+    """A finding about a base whose weights have nothing in common with these, or those about single layers that have not.
+
+    Both have the names of the output.
+    """
     measured = unrelated(mine, base)
-    return [finding("unlike-base", measured, file=name)] if measured is not None else []
+    return [finding("unlike-base", measured, file=name)] if measured is not None else _unlike_layers(mine, base, comparison)
 
 
-def unlike_layers(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], comparison: BaseComparison) -> list[Finding]:
+def _unlike_layers(mine: Mapping[str, Tensor], base: Mapping[str, Tensor], comparison: BaseComparison) -> list[Finding]:
     """Findings about matrices that have nothing in common with those of the base, while those of other layers have.
 
     A matrix of zeros has nothing in common with any other; ``comparison`` measured all of both, but what did not change.

@@ -12,8 +12,9 @@ BUFFER = re.compile(
 )
 """What models compute anew, or count, and older files hold. Biases of this name are causal masks if they have four dimensions."""
 
-UNUSED = re.compile(r"(.+\.)?swin\.layernorm\.(weight|bias)", re.ASCII)
-"""Of what a class may lack: the last norm of a backbone, of which only the layers before it are used."""
+UNUSED = re.compile(r"(.+\.)?swin\.layernorm\.(weight|bias)|encoder\.pooler\..+", re.ASCII)
+"""Of what a class may lack: the last norm of a backbone, of which only the layers before it are used, and the pooler of an encoder
+whose decoder reads its last hidden state."""
 
 
 def is_recomputed(name: str, shape: Shape) -> bool:

@@ -34,7 +34,7 @@ def test_is_told_by_merge_average_and_verify(state: str, tmp_path: Path) -> None
     assert text.startswith(Path(state).name)
     assert told(ckpt_cli.verify(tmp_path / "out", against=run / "checkpoint-20").notes)
     averaged = ckpt_cli.average([run / "checkpoint-10", run / "checkpoint-20"], tmp_path / "average")
-    assert told(averaged.outputs[0].notes)
+    assert told([*averaged.checkpoint.notes, *averaged.notes, *averaged.outputs[0].notes])
 
 
 def test_nothing_is_said_of_a_plain_run(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ from ckpt_cli.discover.nodes.also import also_notes, check_more, contradicts, fe
 from ckpt_cli.discover.optimizers.mixed_saves import mixed_notes
 from ckpt_cli.discover.optimizers.train_mode import train_mode_notes
 from ckpt_cli.discover.places import unread_notes
+from ckpt_cli.discover.recorded.modelopt import modelopt_notes
 from ckpt_cli.discover.recorded.notes import recorded_notes
 from ckpt_cli.discover.step_infos import listed_component, step_info, steps_of
 from ckpt_cli.discover.steps import newest_notes, told_by_trackers
@@ -245,6 +246,7 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         *twin_notes(place.name, component.tensors),
         *lone_part_notes(place, assets.config),
         *train_mode_notes(found, place, files),
+        *modelopt_notes(homes, place.name),
         *unread_notes(found, place),
         *mark_notes(found, place),
         *between_notes(found, place),

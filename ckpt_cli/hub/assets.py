@@ -31,10 +31,12 @@ from ckpt_cli.hub.beside.whole import lacking_processors, lacks_tokenizer, token
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import read_config
 from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.hub.entries.wrapped import unwrapped_entries
 from ckpt_cli.hub.loaded_with.read_by_class import files_read, lacking_files
 from ckpt_cli.hub.loaded_with.read_by_processor import lacking_of_processors, processor_classes, read_by_processors
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 GENERATION_CONFIG = "generation_config.json"
@@ -279,6 +281,9 @@ def config_notes(config: Mapping[str, Any], shapes: Mapping[str, Shape], dtypes:
     elif value_heads and any(isinstance(a, str) and a.endswith(("ForCausalLM", "ForConditionalGeneration")) for a in architectures):
         text = f"config.json says {architectures[0]}, but the weights have {value_heads[0]}: load them with the class that trained them"
         notes.append(Note("warning", "value-head", text))
+    if plain := unwrapped_entries(config, shapes):
+        said = f"config.json says {few([f'{key} {config[key]}' for key in plain])}, for which its class adds adapters"
+        notes.append(Note("info", "class-repaired", f"{said}, and the weights have none: it now says 0"))
     wanted = config.get("dtype", config.get("torch_dtype"))
     if wanted == "bfloat16" and dtypes == {"F32"}:
         notes.append(Note("info", "fp32-masters", "these are float32 masters of a bfloat16 model: --dtype bf16 halves the output"))

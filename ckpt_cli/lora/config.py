@@ -17,6 +17,7 @@ from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.adapters.other_kinds import LOADED, PROMPTS
 from ckpt_cli.hub.config import Config, architecture, model_types
+from ckpt_cli.hub.entries.wrapped import wrapping_rank
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config
 from ckpt_cli.lora.alphas.in_header import HeaderConfig, header_config
 from ckpt_cli.lora.alphas.near_config import near_configs, near_text
@@ -31,6 +32,9 @@ META = "lora_train_meta.json"
 
 CONFIG = ADAPTER_CONFIG
 FLAG = "--lora-alpha"
+OF_MODEL = "config.json"
+"""That of a model whose class adds adapters says their rank, of which its alpha is twice that."""
+
 LARGEST = 1e30
 """No alpha is larger; also no NaN, no infinity, and no integer that a float cannot hold."""
 PATTERN = re.compile(r"[\w.|^$\\*\-]{1,300}", re.ASCII)
@@ -199,6 +203,9 @@ def adapter_facts(homes: Sequence[Path], given: float | None, model: Config | No
     ranks = [(said["r"], name) for said, name in ((meta, META), (config, of_config)) if type(said.get("r")) is int]
     rank, rank_origin = next(((rank, name) for rank, name in ranks if rank > 0 or name == of_config), (None, ""))
     task = next((said["task_type"] for said in (meta, config) if isinstance(said.get("task_type"), str)), None)
+    of_class = wrapping_rank(model or {})
+    if of_class is not None and not known and not unusable and not header.unusable:
+        known, rank, rank_origin = [(2.0 * of_class, OF_MODEL)], of_class, OF_MODEL
     alpha, origin = known[0] if known else (None, looked_in[0] if looked_in else "nothing")
     return AdapterFacts(
         alpha,

@@ -23,6 +23,7 @@ from ckpt_cli.formats.ages import unversioned
 from ckpt_cli.hub.assets import CONFIG, Assets
 from ckpt_cli.hub.config_text import config_with, config_with_dtype
 from ckpt_cli.hub.critics import repaired_class
+from ckpt_cli.hub.entries.wrapped import unwrapped_entries
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import Write, plural
 from ckpt_cli.output import plan
@@ -110,7 +111,7 @@ class Publication:
 
 
 def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
-    """The assets of a model, with a config.json that names the dtype which most weights have, and the class of a critic."""
+    """The assets of a model, with a config.json that names the dtype which most weights have, a critic's class, and no fused adapters."""
     side = {name: unmarked(path) for name, path in assets.files.items()}
     elements: Counter[str] = Counter()
     floats = [output for output in whole.tensors if output.dtype.kind == "float"]
@@ -121,7 +122,8 @@ def model_files(assets: Assets, whole: plan.Plan) -> dict[str, bytes | Path]:
     elif CONFIG in assets.files and elements:
         side[CONFIG] = config_with_dtype(assets.files[CONFIG], elements.most_common(1)[0][0], only=len(elements) == 1)
     if CONFIG in side:
-        repaired = repaired_class(assets.config, {output.name: output.tensor.shape for output in whole.tensors})
+        shapes = {output.name: output.tensor.shape for output in whole.tensors}
+        repaired = {**repaired_class(assets.config, shapes), **unwrapped_entries(assets.config, shapes)}
         if repaired or assets.unsaid:
             side[CONFIG] = config_with(side[CONFIG], repaired, assets.unsaid)
     return side

@@ -24,6 +24,7 @@ from ckpt_cli.hub.beside.names import (
     CONFIG,
     OF_VOCABULARY,
     ROBOT_ASSETS,
+    ROBOT_FOLDER,
     TEMPLATE_FOLDER,
     TOKENIZER_CONFIG,
     VOCABULARIES,
@@ -42,7 +43,7 @@ from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 OF_TEMPLATES, OF_GENERATION = f"{TEMPLATE_FOLDER}/", f"{CODE_FOLDER}/"
-TOGETHER = (OF_GENERATION, f"{ROBOT_ASSETS}/")
+TOGETHER = (OF_GENERATION, f"{ROBOT_ASSETS}/", f"{ROBOT_FOLDER}/")
 """Folders of which one place gives all: code for generation, and what policies for robots are scaled with."""
 SETTINGS = (TOKENIZER_CONFIG, "special_tokens_map.json")
 """What says of a vocabulary which of its tokens end a text and what else its class is to know."""

@@ -20,6 +20,7 @@ from ckpt_cli.hub.beside.names import (
     MAX_UNKNOWN,
     NO_ASSETS,
     OF_FOLDERS,
+    OF_ROBOT_PROCESSOR,
     OF_VOCABULARY,
     PARAMS,
     ROBOT_ASSETS,
@@ -32,6 +33,7 @@ from ckpt_cli.hub.beside.names import (
     is_unknown,
 )
 from ckpt_cli.hub.beside.near_names import is_near_some
+from ckpt_cli.hub.beside.processors import PROCESSOR
 from ckpt_cli.hub.custom_code import custom_code
 
 OF_BAGEL = ("llm_config.json", "ema.safetensors")
@@ -104,6 +106,8 @@ def listed(folder: Path, seen: Seen, *, everything: bool, configs: Callable[[], 
         if why is not None:
             no_configs[found.pop(CONFIG)] = why
     found |= {path.name: path for path in there.files(folder, PARAMS.__eq__) if no_model_config(path) is None}
+    if PROCESSOR in found:
+        found |= {path.name: path for path in there.files(folder, OF_ROBOT_PROCESSOR.__contains__)}
     modules = {path.stem: path for path in present if path.suffix == ".py"}
     code = custom_code(modules, [*json_of(found.values(), seen), *configs()], folder) if modules else {}
     read = _read_by(code.values(), there.files(folder, is_unknown) if code else [])

@@ -69,6 +69,9 @@ ROBOT_FOLDER = "experiment_cfg"
 ROBOT_ASSETS = "assets"
 """The same of openpi, in a folder per data set."""
 
+OF_ROBOT_PROCESSOR = ("statistics.json", "embodiment_id.json")
+"""The same of GR00T since N1.6, whose processor reads them beside its config; alone they may be of any program."""
+
 OF_FOLDERS = {
     TEMPLATE_FOLDER: re.compile(r".*\.jinja"),
     CODE_FOLDER: re.compile(r".*\.py|requirements\.txt"),

@@ -17,7 +17,7 @@ from ckpt_cli.errors import CkptError
 from ckpt_cli.files.source import read_small
 from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, MODULES, Assets
 from ckpt_cli.hub.beside.lacking import parts_elsewhere
-from ckpt_cli.hub.beside.names import ROBOT_ASSETS, ROBOT_FOLDER, ROUTER_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG
+from ckpt_cli.hub.beside.names import OF_ROBOT_PROCESSOR, ROBOT_ASSETS, ROBOT_FOLDER, ROUTER_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.processors import KINDS, NAMES, PARTS, PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.contents.templates import templates_in
@@ -58,7 +58,7 @@ SAMPLING: Settings = {
 
 SETTINGS = frozenset({TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, GENERATION_CONFIG})
 WHOLE = frozenset({"sentence_bert_config.json", "config_sentence_transformers.json", "dataset_statistics.json"}) | {
-    "policy_preprocessor.json", "policy_postprocessor.json", ROUTER_CONFIG,
+    "policy_preprocessor.json", "policy_postprocessor.json", ROUTER_CONFIG, *OF_ROBOT_PROCESSOR,
 }  # fmt: skip
 """Files of which every entry counts: of sentence-transformers, and of policies for robots."""
 SCALES = (f"{ROBOT_FOLDER}/", f"{ROBOT_ASSETS}/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ckpt_cli.lora.config import CONFIG, FLAG, META, AdapterFacts
+from ckpt_cli.lora.config import CONFIG, FLAG, META, OF_MODEL, AdapterFacts
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -41,9 +41,9 @@ def _common_alpha(facts: AdapterFacts, ranks: Mapping[str, int], parts: tuple[st
 def _plain_scale(facts: AdapterFacts, ranks: set[int]) -> list[Note]:
     """What is said where no config tells whether the scale is alpha / r or alpha / sqrt(r); for a rank of 1 they are one.
 
-    That of verl, which leaves `META` in place of a config, is alpha / r.
+    That of verl, which leaves `META` in place of a config, is alpha / r, and so is that of a class which adds the adapters itself.
     """
-    if facts.config or facts.alpha is None or not ranks - {0, 1}:
+    if facts.config or facts.origin == OF_MODEL or facts.alpha is None or not ranks - {0, 1}:
         return []
     if META in facts.looked_in:
         return [Note("info", "lora-plain", f"there is no {CONFIG}: the scale is taken to be alpha / r, without rank stabilisation")]

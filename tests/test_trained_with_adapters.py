@@ -97,8 +97,13 @@ def test_training_state_of_any_name_is_none(adapter: Path, content: Any) -> None
 
 
 def test_a_whole_model_beside_the_file_is_no_part_of_it(adapter: Path) -> None:
-    torch.save(HEAD, adapter / "pytorch_model.bin")
+    torch.save({"model.embed_tokens.weight": torch.ones(4, 16), "model.norm.weight": torch.ones(16)}, adapter / "pytorch_model.bin")
     assert told(adapter / "adapter_model.safetensors").keys() == {"info"}
+
+
+def test_heads_beside_the_file_were_trained_with_it(adapter: Path) -> None:
+    torch.save(HEAD, adapter / "pytorch_model.bin")
+    assert told(adapter / "adapter_model.safetensors").keys() == {"warning"}
 
 
 def test_of_a_file_that_is_a_model_nothing_is_said(tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ def trained_layers(homes: Iterable[Path], names: Iterable[str]) -> str | None:
 
     What has an embedding is a model, whatever lies beside it.
     """
-    path = adapter_config(homes)
-    if path is None or any(".".join(name.split(".")[-2:]) in EMBEDDINGS for name in names):
+    if any(".".join(name.split(".")[-2:]) in EMBEDDINGS for name in names):
         return None
     said: object = None
     with contextlib.suppress(CkptError, json.JSONDecodeError):  # what cannot be read is told where adapters are
-        said = parse_json(read_small(path))
+        path = adapter_config(homes)
+        said = parse_json(read_small(path)) if path is not None else None
     if not isinstance(said, Mapping) or "peft_type" in said or said.get("fine_tune_type") != "full":
         return None
     count = said.get("num_layers")

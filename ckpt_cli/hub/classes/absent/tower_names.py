@@ -24,7 +24,7 @@ Deeper = tuple[tuple[str, str], ...]
 
 def as_spelled(known: Expected | ClassNames, names: Iterable[str], model_type: object) -> Expected | ClassNames:
     """The tensors of a class under the names that a file with these ``names`` has for those of its towers."""
-    parts = _deeper({*known.native, *known.hub}, names, model_type)
+    parts = _deeper((*known.native, *known.hub), names, model_type)
     if not parts:
         return known
     if isinstance(known, ClassNames):
@@ -42,7 +42,7 @@ def _deeper(known: Collection[str], names: Iterable[str], model_type: object) ->
             before, found, _ = f".{name}".partition(f".{word}.")
             if found and (before or alone):
                 held.add((before.rpartition(".")[2], word))
-    dotted = [f".{name}" for name in known]
+    dotted = [f".{name}" for name in known] if held else []
     return tuple(
         (tower, word)
         for tower, word in sorted(held)

@@ -153,7 +153,7 @@ class TestValues:
         with pytest.raises(UsageError, match=r"PATH must be a path, not (None|int|bytes|list)"):
             command(path)
 
-    @pytest.mark.filterwarnings("ignore:the pattern")
+    @pytest.mark.filterwarnings("ignore:.*the pattern")
     @pytest.mark.parametrize(
         "odd", [0, -1, 1.5, "x", b"x", "\ud800", "\0", {}, [1], float("nan"), pytest.param(object(), id="object")], ids=repr
     )

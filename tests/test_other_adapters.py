@@ -49,6 +49,22 @@ NAMES: dict[str, tuple[str, Callable[[str], Tensors]]] = {
         lambda module: {f"{module}.hada_{part}": torch.ones(16, 2) for part in ("w1_a", "w1_b", "w2_a", "w2_b")},
     ),
     "LoKr": ("LoKr", lambda module: {f"{module}.lokr_w1": torch.ones(4, 4), f"{module}.lokr_w2": torch.ones(4, 4)}),
+    "parametrizations": (
+        "parametrizations of torch",
+        lambda module: {
+            f"{module}.parametrizations.weight.0.{part}": values
+            for part, values in (("lora_A", torch.ones(2, 16)), ("lora_B", torch.ones(16, 2)), ("magnitude", torch.ones(16)))
+        },
+    ),
+    "grouped layers": (
+        "grouped layers",
+        lambda module: {
+            f"{module}.lora_{part}.{leaf}{number}": values
+            for number in range(2)
+            for leaf in ("weight", "default.weight")
+            for part, values in (("A", torch.ones(2, 16)), ("B", torch.ones(16, 2)))
+        },
+    ),
     "NeMo": (
         "NeMo",
         lambda module: {f"{module}.adapter.linear_in.weight": torch.ones(2, 16), f"{module}.adapter.linear_out.weight": torch.ones(16, 2)},
@@ -70,9 +86,9 @@ def factors(kind: str) -> Tensors:
     return {name: values for module in MODULES for name, values in NAMES[kind][1](module).items()}
 
 
-def saved(path: Path, tensors: Tensors) -> Path:
+def saved(path: Path, tensors: Tensors, name: str = "model.safetensors") -> Path:
     path.mkdir()
-    save_file({name: values.contiguous() for name, values in tensors.items()}, path / "model.safetensors")
+    save_file({name: values.contiguous() for name, values in tensors.items()}, path / name)
     return path
 
 
@@ -97,6 +113,14 @@ def test_beside_weights_are_not_left_unfused_without_a_word(tmp_path: Path, kind
     with pytest.raises(Unsupported, match=rf"beside the weights are adapters: .*{NAMES[kind][0]}"):
         ckpt_cli.merge(folder, tmp_path / "out")
     assert "unfused-adapters" in {item.code for item in ckpt_cli.verify(folder).of_severity("warning")}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_are_told_in_a_file_called_like_an_adapters(tmp_path: Path, kind: str) -> None:
+    folder = saved(tmp_path / "run", factors(kind), "adapter_model.safetensors")
+    with pytest.raises(Unsupported, match=NAMES[kind][0]):
+        ckpt_cli.merge(folder, tmp_path / "out")
+    ckpt_cli.merge(folder, tmp_path / "out", lora="keep")
 
 
 @pytest.mark.parametrize("kind", ["mlx", "kohya"])

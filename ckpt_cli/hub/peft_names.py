@@ -5,6 +5,7 @@ is adapted keeps its own tensors under ``base_layer.``, its adapter in ``lora_A.
 a whole lies in ``modules_to_save.<adapter>.``, its first state in ``original_module.``. Files of an adapter leave out the adapter's name.
 
 A part of a model may be wrapped alone (``language_model.base_model.model.``), and a trainer may hold the model by a name of its own.
+What lies in a parametrization of torch is the module's own, whatever it is called (`ckpt_cli.hub.adapters.parametrized`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
+from ckpt_cli.hub.adapters.parametrized import outside
 from ckpt_cli.names import few, printable, stripped_names
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -28,7 +30,7 @@ ADAPTER_FOLDER = "lora_adapter"
 
 BASE = "base_layer"
 ADAPTED = re.compile(
-    r"(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(?!(?:.*\.)?parametrizations\.)(?P<module>.+?)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
     r"(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?:\.(?P<leaf>weight|bias))?"
 )
 SAVED = re.compile(r"(?P<module>.+)\.modules_to_save\.(?P<adapter>[^.]+)\.(?P<rest>.+)")
@@ -41,6 +43,13 @@ OWNER = "base_model."
 """The only child of PEFT's model, whose only child is the model that it wraps."""
 
 LORA = re.compile(r"(^|\.)(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer|modules_to_save)(\.|$)")
+UNKNOWN = re.compile(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)")
+
+HOLDERS = ("linear", "conv")
+"""What modules of LitGPT and loralib call the layer that has the weight."""
+
+CUT = "it may have been cut, or be what one process held of it: merge the files of all ranks, or save the adapter again"
+ELSEWHERE = "fuse it with the program that trained it, or pass --lora keep to write the tensors as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,11 @@ class Adapter:
     @property
     def inner(self) -> str:
         return self.module.removeprefix(self.part)
+
+    @property
+    def stored(self) -> str:
+        """One of its tensors, as the file calls it: for messages."""
+        return next(iter(self.parts.values())).name
 
     @property
     def embedding(self) -> bool:
@@ -106,6 +120,11 @@ class PeftState:
         """What begins the names of the one part that was wrapped; empty if that was the whole model, or several parts."""
         return self.parts[0] if len(self.parts) == 1 else ""
 
+    def would_be(self, name: str) -> str:
+        """A name of the model as the file of the adapters would have it: for messages about what it lacks."""
+        lead, found, _ = self.adapters[0].stored.partition(self.adapters[0].path) if self.adapters else ("", "", "")
+        return f"{lead}{name}" if found else name
+
 
 def adapter_config(homes: Iterable[Path]) -> Path | None:
     """PEFT's config in the first of these folders that has one; None without."""
@@ -115,7 +134,7 @@ def adapter_config(homes: Iterable[Path]) -> Path | None:
 def has_adapters(names: Mapping[str, object]) -> bool:
     """Whether any name is one of PEFT's."""
     # What is searched for holds one of these words, and looking for a word is many times as fast.
-    return any(LORA.search(name) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
+    return any(LORA.search(outside(name)) for name in names if "lora_" in name or "base_layer" in name or "modules_to_save" in name)
 
 
 def wrapped_parts(names: Collection[str]) -> frozenset[str]:
@@ -209,8 +228,9 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
             part = "bias" if match["leaf"] == "bias" else match["part"]
             factors_of.setdefault(match["module"], {})[part] = tensor
             adapters.add(match["adapter"] or "")
-            leaf = "" if match["part"] == "lora_magnitude_vector" or not match["leaf"] else f".{match['leaf']}"
-            exported[named(old, f"{match['module']}.{match['part']}{leaf}")] = tensor
+            bare = "weight" if match["part"] in ("lora_A", "lora_B") else ""  # loralib's parameters, which are linear layers of PEFT
+            leaf = "" if match["part"] == "lora_magnitude_vector" else match["leaf"] or bare
+            exported[named(old, f"{match['module']}.{match['part']}{leaf and f'.{leaf}'}")] = tensor
         elif whole is not None:
             adapters.add(whole["adapter"])
             saved[f"{whole['module']}.{whole['rest']}"] = tensor
@@ -225,15 +245,37 @@ def parse_peft(component: Mapping[str, Tensor]) -> PeftState:
     for old, name in names.items():
         if (used := first_state_of(name)) is not None and name not in copies:
             (originals if used in saved else tensors)[used] = component[old]
-    unknown = [name for name in tensors if re.search(r"(^|\.)(lora_|modules_to_save|token_adapter|ranknum)", name)]
+    unknown = [tensor.name for name, tensor in tensors.items() if UNKNOWN.search(outside(name))]
     if unknown:
         raise Unsupported("this is not a tensor of plain LoRA or DoRA", tensor=unknown[0], hint="merge it with PEFT, or pass --lora keep")
     if len(adapters) > 1:
         found = few(sorted(adapter or "(without a name)" for adapter in adapters))
         hint = "merge them with PEFT, or pass --lora keep to write the tensors as they are"
         raise Unsupported(f"there are {len(adapters)} adapters: {found}", expected="one", hint=hint)
+    _refuse_other_modules(factors_of, tensors)
     made = tuple(_adapter(path, found, parts[0] if len(parts) == 1 else "") for path, found in factors_of.items())
     return PeftState({**tensors, **saved}, made, tuple(saved), exported, wrapped, adapter_in_names, parts, originals)
+
+
+def _refuse_other_modules(factors: Mapping[str, Mapping[str, Tensor]], tensors: Mapping[str, Tensor]) -> None:
+    """Raise Unsupported for factors that are parameters of their module, which holds the weight in a module of its own: no PEFT's."""
+    for path, parts in factors.items():
+        module = _without_base(path)
+        if f"{module}.weight" in tensors or not _are_bare(parts):
+            continue
+        held = next((name for word in HOLDERS if (name := f"{module}.{word}.weight") in tensors), None)
+        if held is not None:
+            raise Unsupported(
+                f"these are factors of a module that holds its weight as {held}, as modules of LitGPT and convolutions of loralib do",
+                tensor=next(iter(parts.values())).name,
+                expected="factors of PEFT, or of a module that has the weight itself",
+                hint=ELSEWHERE,
+            )
+
+
+def _are_bare(parts: Mapping[str, Tensor]) -> bool:
+    """Whether factors are parameters of their module, as PEFT has none of these names."""
+    return all(part in ("lora_A", "lora_B") and tensor.name.endswith(f".{part}") for part, tensor in parts.items())
 
 
 def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
@@ -242,35 +284,58 @@ def _adapter(path: str, parts: Mapping[str, Tensor], part: str) -> Adapter:
     wanted = {"lora_embedding_A", "lora_embedding_B"} if any("embedding" in part for part in parts) else {"lora_A", "lora_B"}
     lacking = sorted(wanted - set(parts))
     if lacking:
-        raise Inconsistent(f"the adapter has no {lacking[0]}", tensor=f"{PREFIX}{path}", expected="both factors of every adapter")
+        raise Inconsistent(f"the adapter has no {lacking[0]}", tensor=adapter.stored, expected="both factors of every adapter")
     empty = [part for part in sorted(wanted) if len(parts[part].shape) < 2 or not parts[part].numel]
     if empty:
         raise Inconsistent(
             f"{empty[0]} is not a matrix",
-            tensor=f"{PREFIX}{path}",
+            tensor=parts[empty[0]].name,
             expected="two factors of rank 1 or more",
             hint="it may be what one rank held of it, saved without gathering: merge the files of all ranks, or save the adapter again",
         )
     magnitude = adapter.magnitude
     if magnitude is not None and magnitude.numel != adapter.b.shape[0]:
-        raise Inconsistent(f"there are {magnitude.numel} magnitudes, but lora_B has {adapter.b.shape[0]} outputs", tensor=magnitude.name)
-    ranks = adapter.a.shape[0], adapter.b.shape[1]
-    grouped = len(adapter.b.shape) > 2 and ranks[0] % ranks[1] == 0
-    if ranks[0] != ranks[1] and _are_stacked(adapter.a.shape, adapter.b.shape):
-        raise Unsupported(
-            f"lora_A {shape_text(adapter.a.shape)} and lora_B {shape_text(adapter.b.shape)} are stacks of factors, for one expert each",
-            tensor=f"{PREFIX}{path}",
-            expected="two matrices, as PEFT has them",
-            hint="fuse it with the program that trained it, or pass --lora keep to write the tensors as they are",
-        )
-    if ranks[0] != ranks[1] and not grouped:
         raise Inconsistent(
-            f"lora_A has rank {ranks[0]} and lora_B rank {ranks[1]}",
-            tensor=f"{PREFIX}{path}",
-            expected="two factors of one rank",
-            hint="one of them may be the shard of a single rank: merge the files of all ranks",
+            f"there are {magnitude.numel} magnitudes, but lora_B has {adapter.b.shape[0]} outputs",
+            tensor=(magnitude if magnitude.numel < adapter.b.shape[0] else adapter.b).name,
+            expected="a magnitude for each output",
+            hint=CUT,
         )
+    _check_ranks(adapter.a, adapter.b, is_bare=_are_bare(parts))
     return adapter
+
+
+def _check_ranks(a: Tensor, b: Tensor, *, is_bare: bool) -> None:
+    """Raise Unsupported for factors that are not two of one matrix, Inconsistent for those of different ranks.
+
+    ``is_bare`` is what `_are_bare` says.
+    """
+    rows, columns = a.shape[0], b.shape[1]
+    both = f"lora_A {shape_text(a.shape)} and lora_B {shape_text(b.shape)}"
+    stacked, grouped = _are_stacked(a.shape, b.shape), len(b.shape) > 2 and rows % columns == 0
+    if rows == columns or (grouped and not stacked):
+        return
+    if stacked or _are_stacked(b.shape, a.shape):
+        raise Unsupported(
+            f"{both} are stacks of factors, as for several experts or tasks",
+            tensor=a.name,
+            expected="two matrices, as PEFT has them",
+            hint=ELSEWHERE,
+        )
+    if is_bare and rows % columns == 0:
+        # Of a weight that is several in one, such as q, k and v: A has the rows of all adapters, B the columns of one.
+        raise Unsupported(
+            f"{both} are not of one rank: they may be {rows // columns} adapters for parts of one weight, as loralib and LitGPT have them",
+            tensor=a.name,
+            expected="factors of one rank, as PEFT has them",
+            hint=ELSEWHERE,
+        )
+    raise Inconsistent(
+        f"lora_A has rank {rows} and lora_B rank {columns}",
+        tensor=(a if rows < columns else b).name,
+        expected="as many rows of lora_A as columns of lora_B",
+        hint=CUT,
+    )
 
 
 def _rests(rest: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from ckpt_cli.errors import Inconsistent, Unsupported
-from ckpt_cli.hub.peft_names import PREFIX, PeftState
+from ckpt_cli.hub.peft_names import PeftState
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -45,7 +45,7 @@ def check_biases(state: PeftState, base: Mapping[str, Tensor], biases: Collectio
             what = "has no bias" if name not in base else f"has a bias of {base[name].numel} elements, not {state.tensors[name].numel}"
             raise Inconsistent(
                 f"the adapter has a trained bias, but its module in the base {what}",
-                tensor=state.wrapped.get(name, f"{PREFIX}{name}"),
+                tensor=state.tensors[name].name,
                 expected="the model that the adapter was trained on",
             )
 

@@ -11,11 +11,11 @@ from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
 from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
 from ckpt_cli.hub.classes.dtypes import what_codes
-from ckpt_cli.hub.peft_names import PREFIX, Adapter, PeftState
+from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, SHARED, last_two
 from ckpt_cli.lora.config import BY_EXPERT, CONFIG, LAYOUT, RANK_MAJOR, AdapterFacts
 from ckpt_cli.lora.fused_source import Kept, Update, fused, matrix
-from ckpt_cli.lora.on_base.adapted import EXPORT, adapted_name, candidates, expert_layout, only_adapted_name
+from ckpt_cli.lora.on_base.adapted import EXPORT, adapted_name, candidates, expert_layout, only_adapted_name, parametrized_weight
 from ckpt_cli.lora.on_base.turned import turned_modules
 from ckpt_cli.lora.targets import Targets, is_end
 from ckpt_cli.names import plural
@@ -171,7 +171,9 @@ def lacks_base(state: PeftState) -> bool:
 
     With an adapted embedding or output head, PEFT saves a copy of its weight beside the factors (``save_embedding_layers="auto"``).
     """
-    without = [adapter for adapter in state.adapters if not candidates(adapter, state.tensors)]
+    without = [
+        adapter for adapter in state.adapters if not candidates(adapter, state.tensors) and not parametrized_weight(adapter, state.tensors)
+    ]
     copies = {name for name in state.wrapped if last_two(name) in (*EMBEDDINGS, SHARED, *HEADS)}
     if len(without) == len(state.adapters):
         return bool(without)
@@ -190,11 +192,12 @@ def check_variant(state: PeftState, facts: AdapterFacts) -> None:
         ("lora_bias", "biases of lora_B", linear, {adapter.path for adapter in linear if adapter.bias is not None}),
     ):
         said = facts.config.get(key)
-        lacking = [adapter.path for adapter in own if adapter.path not in having] if said is True else []
-        if lacking or (having and said is False):
+        lacking = [adapter for adapter in own if adapter.path not in having] if said is True else []
+        wrong = lacking or [adapter for adapter in own if adapter.path in having and said is False]
+        if wrong:
             raise Inconsistent(
                 f"{CONFIG} says {key} {str(said).lower()}, but {f'there are no {what} here' if lacking else f'there are {what}'}",
-                tensor=f"{PREFIX}{(lacking or sorted(having))[0]}",
+                tensor=wrong[0].stored,
                 hint="the adapter's files may be from two runs",
             )
 
@@ -217,11 +220,15 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts, *,
     if len(weight.shape) == 2 and straight and turned:
         straight, turned = not is_turned, is_turned
     if not straight and not turned:
+        cut = cut_factor(adapter, weight)
+        hint = "the adapters may belong to another model"
+        if cut is not None:
+            hint = f"{cut[1]}: it may have been cut, or be what one process held of it, if the adapters do not belong to another model"
         raise Inconsistent(
             f"factors {_shape(adapter.a)} and {_shape(adapter.b)} do not fit a weight {_shape(weight)}",
-            tensor=f"{PREFIX}{adapter.path}",
+            tensor=cut[0].name if cut is not None else adapter.stored,
             expected="the factors of the same module (grouped convolutions are not supported)",
-            hint="the adapters may belong to another model",
+            hint=hint,
         )
     key = pattern_key(adapter, name, facts)
     facts.check_rank(key, rank)
@@ -241,6 +248,21 @@ def _update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts, *,
     )
 
 
+def cut_factor(adapter: Adapter, weight: Tensor) -> tuple[Tensor, str] | None:
+    """The factor that has a whole part of what its weight asks for where the other has all, and how much of it; None otherwise."""
+    a, b = adapter.a.shape, adapter.b.shape
+    if not len(a) == len(b) == len(weight.shape) == 2:
+        return None
+    sides = weight.shape if weight.shape[1] == a[1] or weight.shape[0] == b[0] else weight.shape[::-1]
+    for factor, had, other, side, word in (
+        (adapter.b, b[0], a[1] == sides[1], sides[0], "rows"),
+        (adapter.a, a[1], b[0] == sides[0], sides[1], "columns"),
+    ):
+        if other and had < side and side % had == 0:
+            return factor, f"the factor has {had} of {side} {word}"
+    return None
+
+
 def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterFacts) -> Update:
     """An adapter of fused experts: rank r of each, factors A [E r, in] and B [out, r E], where B's columns go over the experts first.
 
@@ -253,9 +275,9 @@ def _experts_update(adapter: Adapter, name: str, weight: Tensor, facts: AdapterF
     layout = expert_layout(adapter, weight)
     by_expert = facts.expert_layout(name) == BY_EXPERT
     if layout == "out x in" and rows == columns:
-        raise Undecidable("these experts are square: nothing tells rows from columns", tensor=f"{PREFIX}{adapter.path}")
+        raise Undecidable("these experts are square: nothing tells rows from columns", tensor=adapter.stored)
     if adapter.magnitude is not None:
-        raise Unsupported("DoRA of fused experts is not supported", tensor=f"{PREFIX}{adapter.path}", hint="pass --lora export")
+        raise Unsupported("DoRA of fused experts is not supported", tensor=adapter.stored, hint="pass --lora export")
     key = pattern_key(adapter, name, facts)
     facts.check_rank(key, rank)
     a, b = adapter.a, adapter.b

@@ -77,7 +77,7 @@ class Exported:
 
 
 def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
-    """Raise Inconsistent for an adapter's file without factors, Unsupported for one of another kind (``keep``: it passes); others pass."""
+    """Raise Inconsistent for an adapter's file without factors, Unsupported for another kind by its config (``keep``: it passes)."""
     component = opened.component
     named = next((path for path in component.files if path.name.startswith("adapter_model")), None)
     if named is None or has_adapters(component.tensors):
@@ -88,6 +88,8 @@ def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
         if keep:
             return
         raise
+    if other_adapters(component.tensors) is not None:
+        return
     raise Inconsistent(
         "the adapter's file holds no LoRA factors",
         path=named,
@@ -132,7 +134,7 @@ def with_adapters_fused(
     if not state.adapters and state.wrapped:
         raise Inconsistent(
             "modules are wrapped for adapters, but no factors of adapters are here",
-            tensor=next(iter(state.wrapped.values())),
+            tensor=state.tensors[next(iter(state.wrapped))].name,
             path=component.root,
             expected="tensors such as ...lora_A.weight beside ...base_layer.weight",
             hint="look for the files of all ranks, or for the adapter in a folder of its own; --lora keep writes the tensors as they are",

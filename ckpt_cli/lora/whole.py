@@ -14,7 +14,7 @@ from ckpt_cli.errors import Inconsistent
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.layers.counts import layer_count
-from ckpt_cli.hub.peft_names import PREFIX, PeftState
+from ckpt_cli.hub.peft_names import PeftState
 from ckpt_cli.hub.tied_names import MODULES
 from ckpt_cli.lora.biases import bias_kind, missing_biases
 from ckpt_cli.lora.config import CONFIG, AdapterFacts
@@ -94,7 +94,7 @@ def lacking_parts(
     if missing:
         are = "is" if len(missing) == 1 else "are"
         text = f"the config says that biases were trained ({bias_kind(facts)}), but {few(missing, 3)} {are} missing"
-        yield Lacking(text, f"{PREFIX}{missing[0]}", True, "set bias to none")
+        yield Lacking(text, state.would_be(missing[0]), True, "set bias to none")
     yield from _unsaved(facts, list(saved), config, base)
     targets, count = Targets(facts.config), layer_count(config)
     modules = [adapter.module for adapter in state.adapters if not is_of_experts(adapter, state.tensors, facts)]
@@ -106,7 +106,7 @@ def lacking_parts(
     if base:
         # Where names do not decide, PEFT may have left any module out.
         undecided = [] if targets.by_name else [module for module, setting in verdicts.items() if setting is None]
-        yield from _lacking_of_base(modules, [*meant, *undecided], sure=targets.by_name or targets.is_all_linear)
+        yield from _lacking_of_base(state, modules, [*meant, *undecided], sure=targets.by_name or targets.is_all_linear)
     else:
         yield from _lacking_of_others(modules, facts, config)
 
@@ -134,12 +134,17 @@ def left_out_text(setting: str, modules: Sequence[str]) -> str:
     return f"there are factors for {few(modules, 3)}, but the config's {setting} leaves {them} out"
 
 
+def stored_of(state: PeftState, module: str) -> str:
+    """A tensor of a module's adapter, as its file calls it."""
+    return next(adapter.stored for adapter in state.adapters if adapter.module == module)
+
+
 def _check_named(state: PeftState, facts: AdapterFacts) -> None:
     """Raise Inconsistent for factors of modules that the config does not name."""
     for setting, modules in left_out(state, facts).items():
         raise Inconsistent(
             left_out_text(setting, modules),
-            tensor=f"{PREFIX}{modules[0]}",
+            tensor=stored_of(state, modules[0]),
             expected=f"factors of the modules that {CONFIG} names: PEFT loads no others",
             hint=f"the adapter's files may be from two runs; if these modules were trained, correct {setting} in {CONFIG}",
         )
@@ -173,7 +178,7 @@ def _lacking_parameters(state: PeftState, base: Mapping[str, Tensor], targets: T
             continue
         of = f" ({few(lacking, 3)})" if lacking and len(lacking) < len(own) else ""
         text = f"the config targets the parameter {target}, but there are no factors for it{of}"
-        yield Lacking(text, f"{PREFIX}{lacking[0]}" if lacking else None, True, "correct target_parameters")
+        yield Lacking(text, state.would_be(lacking[0]) if lacking else None, True, "correct target_parameters")
 
 
 def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Mapping[str, Tensor]) -> Iterator[Lacking]:
@@ -192,7 +197,7 @@ def _unsaved(facts: AdapterFacts, saved: Sequence[str], config: Config, base: Ma
         yield Lacking(f"the config says that {entry} was trained as a whole, but it is missing", None, True, "correct modules_to_save")
 
 
-def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], *, sure: bool) -> Iterator[Lacking]:
+def _lacking_of_base(state: PeftState, modules: Sequence[str], weights: Sequence[str], *, sure: bool) -> Iterator[Lacking]:
     """Modules of the base without factors, where others of their kind have them and the config makes no difference between them."""
     there, kinds = set(modules), {_kind(module) for module in modules}
     lacking = [module for module in weights if _kind(module) in kinds and module not in there]
@@ -200,7 +205,7 @@ def _lacking_of_base(modules: Sequence[str], weights: Sequence[str], *, sure: bo
         text = f"{len(lacking)} modules of the model have no factors, but others of their kind do: {few(lacking, 3)}"
         text = text if len(lacking) > 1 else f"a module of the model has no factors, but others of its kind do: {few(lacking)}"
         remedy = "name the modules that were trained in target_modules"
-        yield Lacking(f"{text}{_layers_text(modules, lacking)}", f"{PREFIX}{lacking[0]}", sure, remedy)
+        yield Lacking(f"{text}{_layers_text(modules, lacking)}", state.would_be(lacking[0]), sure, remedy)
 
 
 def _lacking_of_others(modules: Sequence[str], facts: AdapterFacts, config: Config) -> Iterator[Lacking]:

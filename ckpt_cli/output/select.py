@@ -14,6 +14,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, Inconsistent, NotFound, Unsupported
 from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import factors_alone, factors_alone_text, like_factors, like_factors_text, other_adapters
+from ckpt_cli.hub.adapters.parametrized import parametrized_factors, parametrized_text
 from ckpt_cli.hub.assets import CONFIG
 from ckpt_cli.hub.classes.absent.own_class import Apart
 from ckpt_cli.hub.classes.absent.own_words import prefix_text
@@ -226,8 +227,11 @@ def _like_factors_notes(shapes: Mapping[str, Shape], config: Mapping[str, Any], 
         return []
     if (rank := factors_alone(shapes)) is not None and not isinstance(kind, KnownClass):
         return [Note("warning", "unfused-adapters", factors_alone_text(len(shapes), rank))]
-    found = [name for name in like_factors(shapes) if not (isinstance(kind, KnownClass) and kind.count({name: shapes[name]}))]
-    return [Note("warning", "unfused-adapters", like_factors_text(found))] if found else []
+    for names, text in ((parametrized_factors(shapes), parametrized_text), (like_factors(shapes), like_factors_text)):
+        found = [name for name in names if not (isinstance(kind, KnownClass) and kind.count({name: shapes[name]}))]
+        if found:
+            return [Note("warning", "unfused-adapters", text(found))]
+    return []
 
 
 def _foreign_notes(native: Mapping[str, Tensor], config: Mapping[str, Any], kind: KnownClass | str) -> list[Note]:
@@ -260,7 +264,8 @@ def _refuse_factors(
 ) -> None:
     """Raise Unsupported for factors of adapters where weights are wanted, Inconsistent where some of them are missing."""
     other = other_adapters(kept) if alone is not None else None
-    foreign = other.names[0] if other is not None else None
+    inside = parametrized_factors(kept) if alone is not None else ()
+    foreign = other.names[0] if other is not None else next(iter(inside), None)
     factor = foreign or next((name for name in kept if not adapters and has_adapters({name: None})), None)
     if factor is None:
         return

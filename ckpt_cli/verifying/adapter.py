@@ -18,11 +18,11 @@ from ckpt_cli.hub.layers.later import CODE as PART
 from ckpt_cli.hub.peft_names import PeftState, has_adapters, parse_peft
 from ckpt_cli.lora.config import CONFIG, AdapterFacts, adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
-from ckpt_cli.lora.fit import adapter_rank, check_variant, lacks_base, layout_doubt, pattern_key
+from ckpt_cli.lora.fit import adapter_rank, check_variant, cut_factor, lacks_base, layout_doubt, pattern_key
 from ckpt_cli.lora.merge import saved_names, scales_of
 from ckpt_cli.lora.on_base.adapted import adapted_name
 from ckpt_cli.lora.parts import within_part
-from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text
+from ckpt_cli.lora.whole import lacking_parts, left_out, left_out_text, stored_of
 from ckpt_cli.names import few
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
@@ -38,7 +38,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
         state = within_part(parse_peft(tensors))
         check_variant(state, facts)
         found = [
-            finding("damaged-adapter", left_out_text(setting, modules), tensor=modules[0], file=CONFIG)
+            finding("damaged-adapter", left_out_text(setting, modules), tensor=stored_of(state, modules[0]), file=CONFIG)
             for setting, modules in left_out(state, facts).items()
         ]
         for adapter in state.adapters if known else ():
@@ -46,6 +46,7 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
             key = pattern_key(adapter, adapted_name(adapter, state.tensors), facts)
             facts.check_rank(key, rank)
             facts.scale(key, rank)
+        found += _cut(state)
         found += _lacking(state, facts, homes)
         found += [finding(note.code, note.text, file=CONFIG) for note in facts.notes if note.level == "warning"]
         doubt = layout_doubt(state, facts)
@@ -55,8 +56,17 @@ def check_adapter(homes: Sequence[Path], tensors: Mapping[str, Tensor]) -> list[
         code = "damaged-adapter" if known else "not-compared"
         return [finding(code, error.message, tensor=error.tensor, file=CONFIG if known else None)]
     except CkptError as error:
-        return [unread("damaged-adapter", error, CONFIG)]
+        # What has a name is in the weights, and what was read of the config in no one tensor.
+        return [unread("damaged-adapter", error, CONFIG if known and error.tensor is None else None)]
     return found
+
+
+def _cut(state: PeftState) -> Iterator[Finding]:
+    """Factors that are a part of what the weights beside them ask for."""
+    for adapter in state.adapters:
+        weight = state.tensors.get(f"{adapter.module}.weight")
+        if weight is not None and weight.dtype.kind == "float" and (cut := cut_factor(adapter, weight)) is not None:
+            yield finding("damaged-adapter", f"{cut[1]} that {weight.name} asks for", tensor=cut[0].name)
 
 
 def _lacking(state: PeftState, facts: AdapterFacts, homes: Sequence[Path]) -> Iterator[Finding]:

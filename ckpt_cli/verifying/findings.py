@@ -367,7 +367,7 @@ def finding(code: str, message: str, *, tensor: str | None = None, file: str | N
     return Finding(code=code, severity=KINDS[code].severity, message=message, tensor=tensor, file=file, numbers=numbers)
 
 
-def unread(code: str, error: CkptError, file: str) -> Finding:
+def unread(code: str, error: CkptError, file: str | None) -> Finding:
     """A file that could not be read: ``code``, unless its content was never fetched or the system refused."""
     code = error.code if isinstance(error, NotFetched) else "unreadable-file" if isinstance(error, Unreadable) else code
     expected = f", expected {error.expected}" if error.expected and code == "damaged-file" else ""

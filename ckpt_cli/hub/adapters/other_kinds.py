@@ -1,8 +1,8 @@
 """Adapters of other kinds than PEFT's LoRA: known by how their factors are called, or by shapes that only factors have.
 
 Names as these write them: minimind (``model/model_lora.py``), mlx-lm (``tuner/lora.py``), kohya's sd-scripts (``networks/lora.py``),
-diffusers before PEFT, LyCORIS, torchtune (``modules/peft/lora.py``), NeMo and Megatron-Bridge (``peft/utils.py``), and PEFT's other methods
-(``mapping.py``).
+diffusers before PEFT, LyCORIS, torchtune (``modules/peft/lora.py``), NeMo and Megatron-Bridge (``peft/utils.py``), ms-swift on Megatron
+(grouped layers of Transformer Engine), and PEFT's other methods (``mapping.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpt_cli.boxes import Shape
+from ckpt_cli.hub.adapters.parametrized import outside, parametrized_factors, without_originals
 from ckpt_cli.names import few, plural
 
 
@@ -60,8 +61,12 @@ SPELLINGS = (
     _spelling("LoRA as minimind has it", "the program that made them", r"(.*\.)?lora\.[AB]\.weight"),
     _spelling("LoRA by mlx-lm", "mlx-lm (mlx_lm.fuse)", r"(.*\.)?lora_[ab]"),
     _spelling("LoRA by torchtune", "torchtune", r"(.*\.)?lora_[ab]\.weight"),
+    _spelling("LoRA of grouped layers", "the program that made them", r"(.*\.)?lora_[AB](\.[^.]+)?\.(weight|bias)[0-9]+"),
     _spelling("LoRA by NeMo or Megatron-Bridge", "NeMo or Megatron-Bridge", r"(.*\.)?(\w+_)?adapter\.linear_(in|out)\.weight"),
 )
+PARAMETRIZED = Spelling("LoRA in parametrizations of torch", "merge them with the program that made them", re.compile("(?!)"))
+"""Known by what is not beside them: see `parametrized_factors`."""
+
 HINTS = re.compile("|".join((r"base_model\.", "lora", "ranknum", "hada_", "lokr_", "prompt_e", r"adapter\.linear_")))
 """One of these is in every such name, and looking for it is many times as fast."""
 
@@ -103,16 +108,19 @@ def other_kind(name: str) -> Spelling | None:
     >>> [kind.kind if (kind := other_kind(name)) else None for name in ("q.lora_a", "base_model.model.q.oft_R.weight", "q.lora_A.weight")]
     ['LoRA by mlx-lm', "PEFT's OFT", None]
     """
-    if HINTS.search(name) is None:
+    if HINTS.search(outside(name)) is None:
         return None
-    return next((spelling for spelling in SPELLINGS if spelling.regex.fullmatch(name)), None)
+    return next((spelling for spelling in SPELLINGS if spelling.regex.fullmatch(outside(name))), None)
 
 
 def other_adapters(names: Iterable[str]) -> OtherAdapters | None:
     """The adapters of another kind among tensors, by their names; of several kinds those of the first."""
-    found: dict[str, Spelling] = {}
+    listed = list(names)
+    found = dict.fromkeys(without_originals(parametrized_factors(listed), listed), PARAMETRIZED)
     others = []
-    for name in names:
+    for name in listed:
+        if name in found:
+            continue
         if (spelling := other_kind(name)) is not None:
             found[name] = spelling
         else:

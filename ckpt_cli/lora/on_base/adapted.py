@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from ckpt_cli.errors import Undecidable
+from ckpt_cli.errors import Undecidable, Unsupported
 from ckpt_cli.hub.classes.dtypes import is_packed
-from ckpt_cli.hub.peft_names import PREFIX, Adapter
+from ckpt_cli.hub.peft_names import Adapter
 from ckpt_cli.hub.tied_names import EMBEDDINGS, HEADS, SHARED, last_two
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Tensor
@@ -44,16 +44,29 @@ def fits(adapter: Adapter, tensors: Mapping[str, Tensor]) -> bool:
 def only_adapted_name(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:
     """The tensor that an adapter is for: the weight of its module, or the one parameter of it that fits."""
     found = candidates(adapter, tensors)
+    if (computed := parametrized_weight(adapter, tensors)) is not None:
+        raise Unsupported(
+            f"a parametrization of torch computes the weight of this adapter from {tensors[computed].name}: LoRA cannot be fused into it",
+            tensor=adapter.stored,
+            expected=f"{adapter.module}.weight",
+            hint="pass --lora export, without --base, and load it with PEFT without merging",
+        )
     if not found:
         raise Undecidable(
             "the weight that this adapter belongs to is not here",
-            tensor=f"{PREFIX}{adapter.path}",
+            tensor=adapter.stored,
             expected=f"{adapter.module}.weight, or fused experts in {adapter.module} that these factors fit",
             hint=_no_weight_hint(adapter, tensors),
         )
     if len(found) > 1:
-        raise Undecidable(f"the adapter fits {few(found)}", tensor=f"{PREFIX}{adapter.path}", hint=EXPORT)
+        raise Undecidable(f"the adapter fits {few(found)}", tensor=adapter.stored, hint=EXPORT)
     return found[0]
+
+
+def parametrized_weight(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str | None:
+    """The first of the tensors that the weight of an adapter is computed from, if that is so."""
+    weight = f"{adapter.module}.parametrizations.weight.original"
+    return next((name for name in (weight, f"{weight}0") if name in tensors), None)
 
 
 def _no_weight_hint(adapter: Adapter, tensors: Mapping[str, Tensor]) -> str:

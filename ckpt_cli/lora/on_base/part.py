@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckpt_cli.errors import Undecidable
 from ckpt_cli.hub.classes.in_memory.inner import InnerModel, inner_models
 from ckpt_cli.hub.config import Config
-from ckpt_cli.hub.peft_names import PREFIX, Adapter
+from ckpt_cli.hub.peft_names import Adapter
 from ckpt_cli.lora.on_base.trained_class import trained_class
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Tensor
@@ -34,7 +34,7 @@ def part_of(config: Config, adapters: Sequence[Adapter], tensors: Mapping[str, T
         parts = sorted(place[0].removesuffix(modules[0]).removesuffix(".") for place in found)
         raise Undecidable(
             f"the adapters fit {len(found)} parts of the base: {few(parts)}",
-            tensor=f"{PREFIX}{adapters[0].path}",
+            tensor=adapters[0].stored,
             expected="factors that fit the modules of one part, or the class of one in auto_mapping of adapter_config.json",
             hint="pass --lora export, without --base, and fuse it with PEFT into the part that it was trained on",
         )

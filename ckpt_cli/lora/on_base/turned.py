@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ckpt_cli.errors import Undecidable
-from ckpt_cli.hub.peft_names import PREFIX, Adapter
+from ckpt_cli.hub.peft_names import Adapter
 from ckpt_cli.names import few
 from ckpt_cli.tensors.tensor import Tensor
 
@@ -50,7 +50,7 @@ def turned_modules(named: Mapping[str, tuple[Adapter, Tensor]], facts: AdapterFa
         raise Undecidable(
             f"nothing tells whether {few([named[path][0].module for path in rest], 3)} is stored as [in, out]: its weight is square, and "
             "the model has layers of both kinds",
-            tensor=f"{PREFIX}{rest[0]}",
+            tensor=named[rest[0]][0].stored,
             expected="a config.json whose model_type names the classes of all parts",
             hint="pass --lora export, and fuse it with PEFT",
         )

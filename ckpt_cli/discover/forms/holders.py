@@ -77,10 +77,10 @@ def tell_whole_form(error: CkptError, place: Place, files: Files) -> None:
         return
     for path in _forms_of(place):
         if _tensors_at(path, files):
-            other = f", or, if it is of the same step: {path.name} beside it is another form of the model and can be read: pass {shell.path(path)}"
+            other = f"{path.name} beside it is another form of the model and can be read: pass {shell.path(path)}"
             advice = error.advice or fetch_hint(place.match.root)
             # A match whose names show its trouble raises one error, however often it is described.
-            error.hint = advice if other in advice else advice + other
+            error.hint = advice if other in advice else f"{advice}, or, if it is of the same step: {other}"
             return
 
 

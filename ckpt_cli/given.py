@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from ckpt_cli import shell
 from ckpt_cli.dtypes import cast_name
 from ckpt_cli.errors import CkptError, NoSpace, NotWritable, Unreadable, UsageError
+from ckpt_cli.hub_ids import of_address
 from ckpt_cli.meant import size_meant, steps_meant, weights_meant
 from ckpt_cli.paths import without_above
 from ckpt_cli.progress import Progress
@@ -53,7 +54,6 @@ PATHS = ("file", "local")
 SPELLED = ("s3", "s3a", "hdfs", "hf", "ftp", "sftp", "ssh", "smb", "http", "https", "r2")
 """Schemes that are spoken letter by letter, of which the first begins with a vowel."""
 
-HUB = re.compile(r"(?:(?:https?:/+)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf:/+)(?P<id>[\w.-]+/[\w.-]+)", re.IGNORECASE)
 EMPTY = "an unset shell variable expands to an empty string; nothing was read or written"
 FLAGS = {"everything": "--all", "begin": "--from", "end": "--to", "normalize": "--no-normalize", "execute": "--exec"}
 """How the command line calls fields whose names differ."""
@@ -144,7 +144,7 @@ def _address(text: str, is_path: bool, use: Use) -> Address | None:
     scheme = found["scheme"].lower() if found is not None else ""
     if use == "local" or (use == "output" and scheme not in BUCKETS):
         return None
-    if found is None or scheme == "file" or (scheme in WEB and HUB.match(text) and "/resolve/" not in text):
+    if found is None or scheme == "file" or (scheme in WEB and of_address(text) and "/resolve/" not in text):
         return None
     if is_path and len(found["slashes"]) == 1 and scheme in STORES:
         text = f"{scheme}://{found['rest']}"
@@ -167,7 +167,7 @@ def _expanded(text: str, option: str) -> str:
 def _refuse_address(text: str, option: str, use: Use) -> None:
     """Raise UsageError for an address that is not read, or not written, with what to do instead."""
     found = URL.fullmatch(text)
-    hub = HUB.match(text)
+    hub = of_address(text)
     known = found is not None and found["scheme"].lower() in (*STORES, "file")
     if hub is None and (found is None or (len(found["slashes"]) < 2 and not known)):
         return
@@ -180,15 +180,13 @@ def _refuse_address(text: str, option: str, use: Use) -> None:
     article = "an" if scheme[0] in "aeiou" or scheme in SPELLED else "a"
     one_slash = found is not None and len(found["slashes"]) == 1 and scheme in BUCKETS
     if use == "local" or (use == "output" and not one_slash):
-        upload = f"then: hf upload {hub['id']} FOLDER" if hub is not None else "and copy it there"
+        upload = f"then: hf upload {hub.id} FOLDER" if hub is not None else "and copy it there"
         hint = f"write to a local folder, {upload}"
         where = "local files only" if use == "local" else "to local folders, s3://, gs:// and az:// only"
         raise UsageError(f"{option} is {article} {scheme}:// address, and ckpt writes {where}", path=text, hint=hint)
     if hub is not None:
-        name = hub["id"]
-        rest = f"then pass {name}" if option == "--base" else f"--local-dir {name.split('/')[1]}"
-        hint = f"download it first: hf download {name}{',' if option == '--base' else ''} {rest}"
-        raise UsageError(f"{option} names a model of the Hub, not its files", path=text, hint=hint)
+        message = f"{option} names a {hub.kind} of the Hub, not {'its files' if hub.kind == 'model' else 'a model'}"
+        raise UsageError(message, path=text, hint=hub.advice(as_base=option == "--base"))
     if found is not None:
         what = "with one slash" if len(found["slashes"]) == 1 else f"without a {'bucket' if scheme in BUCKETS else 'host'}"
         # Of these, what follows begins with the bucket or host; others may leave theirs to a configuration.

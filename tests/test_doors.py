@@ -216,7 +216,7 @@ class TestFoldersOfTheEnvironment:
     )
     def test_the_hub_cache_is_where_the_library_has_it(self, given: dict[str, str], tmp_path: Path) -> None:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "TRANSFORMERS_"))}
-        code = "import huggingface_hub.constants as c, ckpt_cli.hub.assets as a; print(c.HF_HUB_CACHE, a.hub_cache(), sep=chr(10))"
+        code = "import huggingface_hub.constants as c, ckpt_cli.hub_ids as a; print(c.HF_HUB_CACHE, a.hub_cache(), sep=chr(10))"
         environment = {**kept, "HOME": str(tmp_path), "FOLDER": "folder", "PYTHONPATH": str(ROOT), **given}
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
         library, found = done.stdout.splitlines()

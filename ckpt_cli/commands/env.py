@@ -10,8 +10,8 @@ from pathlib import Path
 
 import ckpt_cli
 from ckpt_cli.errors import memory_limits
-from ckpt_cli.hub.assets import hub_cache
 from ckpt_cli.hub.classes.transformers_child import cache_home
+from ckpt_cli.hub_ids import hub_cache
 from ckpt_cli.results.environment import EnvResult
 from ckpt_cli.tensors.parallel import default_jobs
 

@@ -15,7 +15,8 @@ from ckpt_cli.base_model.alike import spelled_alike
 from ckpt_cli.discover.found import Target
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
-from ckpt_cli.errors import CkptError, UsageError, within_memory
+from ckpt_cli.drafting.held_beside import tell_what_holds
+from ckpt_cli.errors import CkptError, MissingTensors, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, int_of, options_of, path_of, path_text, paths_of, progress_of, text_of
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
@@ -184,7 +185,11 @@ def load_into(
         found, named = _matched(opened, home, files, chosen, live, config)
         settings = settings_notes(different_settings(opened.components[0].assets.config, config), "model")
         of_order = [] if any(note.code == ROTARY_ORDER for note in named.part.notes) else _order_notes(opened, chosen, config, live, model)
-        found.refuse(strict=chosen.strict, path=opened.found.path)
+        try:
+            found.refuse(strict=chosen.strict, path=opened.found.path)
+        except MissingTensors as error:
+            tell_what_holds(error, named.part, {name: live[name].shape for name in found.missing if name in live})
+            raise
         of_adapters = _adapter_notes(opened, chosen, model, found)
         done = fill(found.pairs, jobs=chosen.jobs, progress=progress, allow_overflow=chosen.allow_overflow, checksum=chosen.checksum)
         files.check_unchanged()

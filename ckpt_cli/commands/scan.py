@@ -12,6 +12,7 @@ from ckpt_cli.errors import CkptError, NotFound, within_memory
 from ckpt_cli.files.folders import is_folder, is_there, similar_hint
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import PathLike, boundary, path_of, progress_of
+from ckpt_cli.hub_ids import of_path
 from ckpt_cli.progress import Progress, stages
 from ckpt_cli.results.scan import NotScanned, ScanFinding, ScanResult
 from ckpt_cli.scanning.blobs import Part
@@ -49,7 +50,8 @@ def scan(path: PathLike, *, progress: Progress | None = None) -> ScanResult:
     start, found = time.perf_counter(), _Tally()
     root, display = path_of(path), stages(progress_of(progress))
     if not is_there(root):
-        raise NotFound("no such file or folder", path=root, hint=similar_hint(root))
+        named = of_path(str(root))
+        raise NotFound("no such file or folder", path=root, hint=similar_hint(root) or (named.advice() if named is not None else None))
     if not is_folder(root):
         _scan_file(root, root.name, found)
     else:

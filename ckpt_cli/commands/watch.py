@@ -61,7 +61,7 @@ def watch(
     component, home = text_of(type, "--type"), path_text(base, "--base") if base is not None else None
     chosen.check(home)
     if chosen.execute is not None:
-        check_command(chosen.execute)
+        check_command(chosen.execute, {})
 
     def decide() -> dict[str, Any]:
         return chosen.deciding(component, resolve_base(home) if home is not None else None)
@@ -75,9 +75,12 @@ def watch(
         events.append(event)
         told.event(event)
 
+    homes = _homes(given, target)
+    if chosen.execute is not None:
+        check_command(chosen.execute, homes)
     with contextlib.ExitStack() as stack:
         watched = []
-        for run, folder in _homes(given, target).items():
+        for run, folder in homes.items():
             make_parents(folder / "step")
             stack.enter_context(only_watch(folder))
             journal = Journal.of(folder)

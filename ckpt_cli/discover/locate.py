@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,12 +44,10 @@ from ckpt_cli.formats.sets.stages import part_of_stages, stage_error
 from ckpt_cli.formats.step_names import step_of
 from ckpt_cli.formats.trainers import RUNS
 from ckpt_cli.formats.weight_names import may_hold_weights
+from ckpt_cli.hub_ids import of_path
 from ckpt_cli.names import few, printable
 from ckpt_cli.paths import absolute
 from ckpt_cli.urls import is_remote
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-"""How models of the Hub are called; as a path it is a folder in a folder."""
 
 MAX_LOOKED_INTO = 200
 """Folders that are looked into for a hint."""
@@ -201,15 +198,14 @@ def _check_exists(path: Path) -> None:
     hint = None
     try:
         hint, lost = similar_hint(path), status_of(parent) is None
-        if lost and HUB_ID.fullmatch(str(path)):
-            hint = hint or f"{parent} does not exist either"
-            hint += f"; a model of the Hub is downloaded first: hf download {path} --local-dir {path.name}"
         nothing = f"nothing in {absolute(parent)} has a similar name"
         if not lost and is_remote(parent) and not _is_listed(parent):
             nothing = (
                 f"what lies in {parent} is not known: pass the address of a file, of a folder that can be listed, or of a model folder"
             )
         hint = hint or (f"{parent} does not exist either" if lost else nothing)
+        if (named := of_path(str(path))) is not None:
+            hint = f"{hint}; if the model of the Hub is meant, {named.advice()}"
     except Unreadable:
         pass  # what else is there is only asked for the hint
     raise NotFound("no such file or folder", path=path, hint=hint)

@@ -33,6 +33,7 @@ from ckpt_cli.discover.downloads.copies import copy_notes
 from ckpt_cli.discover.downloads.hub_cache import snapshot_notes
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
 from ckpt_cli.discover.forms.archives import why_bare
+from ckpt_cli.discover.forms.holders import tell_whole_form
 from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import inner_step_notes
 from ckpt_cli.discover.forms.leftover_indexes import leftover_index_notes
@@ -219,6 +220,9 @@ def describe_place(found: Found, name: str, files: Files, base: Path | None, sha
         component = describe(place.match, files, options)
     except IsOptimizer as error:
         error.hint = weights_hint(place.match.root, Folders())
+        raise
+    except CkptError as error:
+        tell_whole_form(error, place, files)
         raise
     assets, made = with_config(assets, component, place.match, files, base)
     refuse_stage(found, place, component, files)

@@ -13,6 +13,7 @@ from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.beside.outputs import changed_side_notes, lost_side_notes
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import UNPLANNED, Draft, Options, Setting
+from ckpt_cli.drafting.held_beside import tell_what_is_there
 from ckpt_cli.drafting.parts_of_base import parts_of_base
 from ckpt_cli.errors import Inconsistent, MissingTensors
 from ckpt_cli.files.crc32 import crc_of_content
@@ -200,7 +201,7 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
         try:
             refuse_lacking(draft.claim, shapes, _asked_for_more(draft, setting), setting.options.names, draft.uncommon, trained)
         except MissingTensors as error:
-            _tell_what_is_there(error, draft)
+            tell_what_is_there(error, draft)
             raise
 
 
@@ -223,15 +224,6 @@ def _refuse_odd_counts(draft: Draft) -> None:
             hint="correct config.json",
             details=counts if len(counts) > 1 else (),
         )
-
-
-def _tell_what_is_there(error: MissingTensors, draft: Draft) -> None:
-    """Name the file that has something else in the place of a tensor that is missing."""
-    leaves = (leaf for source in draft.sources for leaf in source.component.leaves if leaf.file is not None)
-    leaf = next((leaf for leaf in leaves if leaf.name in draft.claim.lacking), None)
-    if leaf is not None:
-        error.path, error.tensor = str(leaf.file), leaf.name
-        error.details = (*error.details, f"in the place of {leaf.name}: {leaf.text}")
 
 
 def check_output(

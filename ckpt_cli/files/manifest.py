@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, Unreadable, reading
 from ckpt_cli.files.folders import Folders, entries_in, is_file, is_folder
+from ckpt_cli.files.leftovers.still_open import is_still_open
 from ckpt_cli.files.safetensors_file import parse_json
 from ckpt_cli.files.source import Files, Watched, read_small
 from ckpt_cli.names import few, printable
@@ -170,7 +171,7 @@ def _foreign(folder: Path, above: str, known: set[str]) -> Iterator[str]:
         name = f"{above}{entry.name}"
         if any(each.startswith(f"{name}/") for each in known) and is_folder(entry) and not os.path.islink(entry):
             yield from _foreign(entry, f"{name}/", known)
-        elif name not in known or not is_file(entry):
+        elif (name not in known or not is_file(entry)) and not is_still_open(entry.name):
             yield name
 
 

@@ -18,7 +18,7 @@ from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
 from ckpt_cli.errors import CkptError, NotFound, Unreadable
 from ckpt_cli.files.folders import folders_in, is_file, is_folder, is_there, similar_hint
-from ckpt_cli.files.source import Watched, read_small
+from ckpt_cli.files.source import Watched
 from ckpt_cli.files.streams.pipes import refuse_pipe
 from ckpt_cli.hub.beside.families import choose, is_decided
 from ckpt_cli.hub.beside.listed import Listed, Seen, json_of, listed
@@ -36,6 +36,7 @@ from ckpt_cli.hub.loaded_with.read_by_class import files_read, lacking_files
 from ckpt_cli.hub.loaded_with.read_by_processor import lacking_of_processors, processor_classes, read_by_processors
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, Tokenizer, tokenizer_at
+from ckpt_cli.hub_ids import commit_of, hub_cache, of_path
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
@@ -178,20 +179,6 @@ def files_of(folder: Path) -> Mapping[str, Path]:
     return listed(folder, Seen(), everything=False).files
 
 
-def hub_cache() -> Path:
-    """The local Hub cache, as huggingface_hub finds it: a variable that is set to nothing counts, and means the current folder."""
-    default = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.join("~", ".cache")), "huggingface")
-    home = os.environ.get("HF_HOME", default)
-    # The old name of the variable is still read, and goes after the new one.
-    given = os.environ.get("HF_HUB_CACHE", os.environ.get("HUGGINGFACE_HUB_CACHE", os.path.join(_expanded(home), "hub")))
-    return Path(_expanded(given))
-
-
-def _expanded(path: str) -> str:
-    """A path in a variable, in which ~ and other variables may be: nothing expands them in a Dockerfile or a unit file."""
-    return os.path.expandvars(os.path.expanduser(path))
-
-
 def resolve_base(base: str) -> Path:
     """The folder of ``--base``: a path, or a Hub ID whose snapshot is in the local Hub cache. Nothing is downloaded.
 
@@ -225,20 +212,9 @@ def resolve_base(base: str) -> Path:
             cached = {name.lower(): name for name in _cached_models(repository.parent) if name != base}
             near = difflib.get_close_matches(base.lower(), cached, n=1) if not snapshots else []
             hint = f"did you mean {cached[near[0]]}?" if near else f"download it first, ckpt never does: hf download {base}"
+    elif not is_there(folder) and (named := of_path(base)) is not None:
+        hint = named.advice(as_base=True)
     raise NotFound("no such base model", path=base, expected="a folder, or a Hub ID in the local Hub cache", hint=hint)
-
-
-def commit_of(repository: Path, revision: str) -> str | None:
-    """The commit that a revision of a model in the local Hub cache is: a commit itself, or what a branch or tag points to there."""
-    if re.fullmatch(r"[0-9a-f]{40}", revision):
-        return revision
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", revision, re.ASCII) or ".." in revision:
-        return None
-    try:
-        commit = read_small(repository / "refs" / revision, 1 << 10).decode("ascii", "replace").strip()
-    except CkptError:
-        return None
-    return commit if re.fullmatch(r"[0-9a-f]{40}", commit) else None
 
 
 def _snapshots(repository: Path) -> list[Path]:

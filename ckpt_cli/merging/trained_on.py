@@ -16,8 +16,9 @@ from ckpt_cli.errors import CkptError, Inconsistent
 from ckpt_cli.files.folders import is_folder, is_there, status_of
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest
-from ckpt_cli.hub.assets import commit_of, resolve_base
+from ckpt_cli.hub.assets import resolve_base
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub_ids import commit_of
 from ckpt_cli.lora.config import CONFIG, adapter_facts
 from ckpt_cli.lora.merge import adapters_alone
 from ckpt_cli.names import printable

@@ -27,6 +27,7 @@ from ckpt_cli.hub.entries.wrapped import unwrapped_entries
 from ckpt_cli.hub.text_assets import unmarked
 from ckpt_cli.names import Write, plural
 from ckpt_cli.output import plan
+from ckpt_cli.output.interrupted.emptied import remains_notes
 from ckpt_cli.output.interrupted.place import half_published, left_over_bytes, remove_published
 from ckpt_cli.output.manifest import versions
 from ckpt_cli.output.part import Part
@@ -170,6 +171,7 @@ def publish(
                 _stage(orders, stack, created, outputs, write, checksum=checksum)
                 planned = _written(orders, outputs, jobs=jobs, checksum=checksum, progress=progress)
                 notes = [_way_notes(output, write, done) for output, done in zip(outputs, planned, strict=True)]
+            notes = [(*said, *remains_notes(order.target.folder)) for said, order in zip(notes, orders, strict=True)]
         except BaseException as error:
             remove_empty(created)
             kept = [output.kept for output in outputs if output.kept is not None]

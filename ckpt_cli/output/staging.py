@@ -26,13 +26,13 @@ from ckpt_cli.errors import CkptError, CorruptFile, NoMemory, NoSpace, NotWritab
 from ckpt_cli.files import manifest
 from ckpt_cli.files.source import Files
 from ckpt_cli.names import Write
-from ckpt_cli.output.interrupted.place import HOLDER, MARK, RECEIPTS, Place, half_published, remove_leftovers, take, temporary_name
+from ckpt_cli.output.interrupted.emptied import clear, keep_only, remove
+from ckpt_cli.output.interrupted.place import ASIDE, HOLDER, MARK, RECEIPTS, Place, half_published, remove_leftovers, take, temporary_name
 from ckpt_cli.output.sinks.files import PositionedFile, SequentialFile, takes_positions
 from ckpt_cli.output.sinks.sink import Sink
 from ckpt_cli.output.writer import output_errors, write_bytes
 from ckpt_cli.tensors.parallel import Stop
 
-ASIDE = ".ckpt-old-"
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL}
 """Errors of ``link`` on file systems without hard links."""
 
@@ -85,6 +85,10 @@ class Staging:
             self._end()
             hint = "choose another place with -o"
             raise NotWritable(f"the output folder cannot be created: {error.strerror}", path=self.target, hint=hint) from error
+        except NotWritable:
+            if self._place is not None:
+                self._place.release()  # what is finished there may be of use
+            raise
         try:
             with output_errors(self.target):
                 if self._probes:
@@ -112,11 +116,8 @@ class Staging:
         finished = {path.name for path in self._receipts.iterdir()} if self._receipts is not None and self._receipts.is_dir() else set()
         for path in root.iterdir():
             if path.name != HOLDER and not (finished and path in (self.folder, self._receipts)):
-                _remove(path)
-        self.folder.mkdir(exist_ok=True)
-        for path in self.folder.iterdir():
-            if path.name not in finished:
-                _remove(path)
+                clear(path, root)
+        keep_only(self.folder, finished, self._receipts, root)
         if self._receipts is not None:
             self._receipts.mkdir(exist_ok=True)
 
@@ -171,7 +172,7 @@ class Staging:
         if self._receipts is not None:
             for path in (self._receipts / name, self.folder / name):
                 if os.path.lexists(path):
-                    _remove(path)
+                    remove(path)
 
     def create(self, name: str, size: int, stop: Stop | None = None) -> AbstractContextManager[Sink]:
         """A new file; its mode follows the umask."""
@@ -346,13 +347,6 @@ def _may_pass(error: BaseException | None) -> bool:
     if isinstance(error, CkptError):
         return isinstance(error, (NoSpace, NotWritable, NoMemory, Unreadable))
     return error is not None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def files_beneath(folder: Path) -> list[Path]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import signal
 import subprocess
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_cli.errors import UsageError
+from ckpt_cli.watching.placeholders import PREFIX, filled, refuse_values, uses
 
 GRACE = 10.0
 """Seconds that a command has to end after SIGTERM, before it is killed."""
@@ -36,24 +35,29 @@ class Ran:
     metrics: Mapping[str, Any] | None
 
 
-def check_command(command: str) -> None:
-    """Raise UsageError for a command that never uses the output."""
+def check_command(command: str, homes: Mapping[Path, Path]) -> None:
+    """Raise UsageError for a command that never uses the output, or could not use those of these runs, by the folders of both."""
     if not command.strip():
         raise UsageError("--exec is empty", hint="an unset shell variable expands to an empty string")
-    if not any(word in command for word in ("{output}", "CKPT_OUTPUT")):
+    if not uses(command, "output"):
         raise UsageError("--exec does not use the output", expected="a command with {output}, such as 'python eval.py {output} {step}'")
+    for run, home in homes.items():
+        refuse_values(command, values_of(home, 0, run))
+
+
+def values_of(output: Path, step: int, run: Path) -> dict[str, str]:
+    return {"output": str(output), "step": str(step), "run": str(run)}
 
 
 def run_command(command: str, output: Path, step: int, run: Path, show: Callable[[str], None]) -> Ran:
-    """Run a command of the shell for an output, in which ``{output}``, ``{step}`` and ``{run}`` are replaced, quoted.
+    """Run a command of the shell for an output, in which ``{output}``, ``{step}`` and ``{run}`` are replaced, whatever quotes are around.
 
     Its stdout goes to ``show`` line by line, its stderr is that of this process. It gets the same values as CKPT_OUTPUT, CKPT_STEP and
     CKPT_RUN. If this process is asked to end, the command and all that it started is ended first.
     """
-    values = {"output": str(output), "step": str(step), "run": str(run)}
-    # All at once: a path may hold what looks like another of them.
-    line = re.sub(r"\{(output|step|run)\}", lambda found: shlex.quote(values[found[1]]), command)
-    environment = dict(os.environ) | {f"CKPT_{name.upper()}": value for name, value in values.items()}
+    values = values_of(output, step, run)
+    line = filled(command, values)
+    environment = dict(os.environ) | {f"{PREFIX}{name.upper()}": value for name, value in values.items()}
     if environment.pop(LIMITED, None):
         environment.pop("OPENBLAS_NUM_THREADS", None)
     started = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -95,7 +95,7 @@ def comparison_of(
     shown: str, held: Mapping[str, Tensor], others: Mapping[str, Tensor], config: Config, *, every: bool = False
 ) -> Comparison:
     """Two forms of one model, compared under the names that a merge would give them; ``every`` tensor, or as many as are `SAMPLED`."""
-    return _compared(shown, _under_hub_names(held, config), _under_hub_names(others, config), config, every=every)
+    return _compared(shown, under_hub_names(held, config), under_hub_names(others, config), config, every=every)
 
 
 def is_rounded_copy(path: Path, tensors: Mapping[str, Tensor], files: Files) -> bool:
@@ -118,11 +118,11 @@ def other_values(path: Path, tensors: Mapping[str, Tensor], files: Files) -> lis
 
 def unequal_values(tensors: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> list[str] | None:
     """The tensors of a model that have other values among those that are ``held``, as `other_values`."""
-    mine, others = _under_hub_names(tensors, {}), _under_hub_names(held, {})
+    mine, others = under_hub_names(tensors, {}), under_hub_names(held, {})
     rounded = all(tensor.dtype.kind != "float" or tensor.dtype.itemsize > 1 for tensor in others.values())
     if not others or not rounded or any(_differences(mine, others, {})):
         return None
-    return _unequal(mine, others)
+    return unequal(mine, others)
 
 
 def other_adapter_values(path: Path, tensors: Mapping[str, Tensor], files: Files) -> list[str] | None:
@@ -142,7 +142,7 @@ def other_adapter_values(path: Path, tensors: Mapping[str, Tensor], files: Files
     exported, others = _plainly(mine.exported), {**theirs.tensors, **_plainly(theirs.exported)}
     own = {**mine.tensors, **exported}
     unlike = [name for name in others if name not in own or own[name].shape != others[name].shape]
-    return [*unlike, *(name for name in exported if name not in others)] or _unequal(own, others, every=True)
+    return [*unlike, *(name for name in exported if name not in others)] or unequal(own, others, every=True)
 
 
 def _plainly(exported: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -156,7 +156,12 @@ def _model_folders(found: Found, place: Place) -> Iterator[Path]:
     """
     average = is_average_name(unnumbered(place.name)[0])
     twins = [other for other in found.places if is_average_name(unnumbered(other.name)[0]) != average]
-    own = {place.home, *(folder for each in (place, *twins) for folder in (each.match.root, *(path.parent for path in each.match.files)))}
+    yield from folders_with_model(place, twins)
+
+
+def folders_with_model(place: Place, others: Sequence[Place] = ()) -> Iterator[Path]:
+    """Model folders inside of a component's, by names, which are neither steps nor folders of the component itself or of ``others``."""
+    own = {place.home, *(folder for each in (place, *others) for folder in (each.match.root, *(path.parent for path in each.match.files)))}
     for root in dict.fromkeys((place.match.root, place.home)):
         for entry in entries_in(root) if is_folder(root) else ():
             # No weights are read from there, so that one that cannot be accessed does not matter.
@@ -178,7 +183,7 @@ def comparison_with_folder(folder: Path, held: Mapping[str, Tensor], config: Con
         tensors = describe(matches[0], files, ReadOptions()).tensors
     except CkptError as error:
         return Comparison(True, f"{folder.name}/ holds weights too, which cannot be read: {error.message}")
-    mine = _under_hub_names(held, config)
+    mine = under_hub_names(held, config)
     common = [name for name in mine if name in tensors]
     if 2 * len(common) < len(tensors) and folder.name != HUB_FOLDER:
         return None
@@ -191,13 +196,13 @@ def _compared(shown: str, mine: Mapping[str, Tensor], others: Mapping[str, Tenso
     differing = list(_differences(mine, others, config))
     if differing:
         return Comparison(True, f"{shown} holds other weights, which were not read: {'; '.join(differing)}")
-    unequal = _unequal(mine, others, every=every)
-    if unequal:
-        return Comparison(True, f"{shown} holds the same tensors with other values ({few(unequal, 2)}), and was not used")
+    changed = unequal(mine, others, every=every)
+    if changed:
+        return Comparison(True, f"{shown} holds the same tensors with other values ({few(changed, 2)}), and was not used")
     return Comparison(False, f"{shown} holds the same weights (samples are equal), and was not used")
 
 
-def _unequal(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], *, every: bool = False) -> list[str]:
+def unequal(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], *, every: bool = False) -> list[str]:
     """The tensors whose sampled values differ, either of which may have been rounded."""
     common = [name for name in mine if name in others]
     if not every:
@@ -222,7 +227,7 @@ def _differences(mine: Mapping[str, Tensor], others: Mapping[str, Tensor], confi
             yield f"{text} {few(names, 2)}"
 
 
-def _under_hub_names(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
+def under_hub_names(tensors: Mapping[str, Tensor], config: Config) -> dict[str, Tensor]:
     """The tensors as a merge would name and cut them; as they are where that is not known."""
     native = {new: tensors[old] for old, new in stripped_names(tensors).items()}
     try:

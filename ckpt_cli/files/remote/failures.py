@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ckpt_cli.errors import CkptError, NotFound, SourceChanged, Unreadable
+from ckpt_cli.hub_ids import of_address
 from ckpt_cli.urls import Address
 
 STATUS = re.compile(r"status code: (\d{3})")
@@ -87,9 +88,11 @@ def _to_reach(address: Address, kind: str) -> str:
     """What to do about a host that was not reached; ``kind`` is the name of the exception."""
     if address.scheme != "hf":
         return "check the name of the host, and the network"
+    named = of_address(address.url)
+    cached = f"{named.advice()}; or " if named is not None and named.cached is not None else ""
     if kind == "OfflineModeIsEnabled":
-        return ALLOW_NETWORK
-    return "check the network; HF_ENDPOINT names another host than huggingface.co"
+        return f"{cached}{ALLOW_NETWORK}"
+    return f"{cached}check the network; HF_ENDPOINT names another host than huggingface.co"
 
 
 def _is_offline(error: BaseException) -> bool:

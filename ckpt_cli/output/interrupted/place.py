@@ -21,8 +21,12 @@ from pathlib import Path
 
 from ckpt_cli.errors import OutputInUse
 from ckpt_cli.files import manifest
+from ckpt_cli.files.leftovers.still_open import is_still_open
 
 MARK = ".ckpt-tmp-"
+ASIDE = ".ckpt-old-"
+"""What stands in the name of an old output that waits for the new one, where two folders cannot be exchanged."""
+
 STAGING = "staging"
 HOLDER = "holder"
 RECEIPTS = ".receipts"
@@ -125,6 +129,8 @@ def left_over_bytes(target: Path) -> int:
     for folder in _leftovers(target):
         for above, _, names in os.walk(folder):
             for name in names:
+                if is_still_open(name):
+                    continue  # no run can free it
                 with contextlib.suppress(OSError):
                     total += os.stat(os.path.join(above, name), follow_symlinks=False).st_blocks * 512
     return total

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from ckpt_cli import shell
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.verify_source import (
@@ -29,7 +30,6 @@ from ckpt_cli.commands.verify_source import (
 )
 from ckpt_cli.commands.verify_subjects import (
     Subject,
-    checksums_of,
     config_of,
     find_subjects,
     in_parts,
@@ -37,6 +37,7 @@ from ckpt_cli.commands.verify_subjects import (
     merged_tensors,
     refuse_itself,
     set_subject,
+    values_of,
 )
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
@@ -50,7 +51,7 @@ from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.alphas.guessed import GUESSED
 from ckpt_cli.merging.trained_on import recorded_snapshot
-from ckpt_cli.names import printable
+from ckpt_cli.names import few, printable
 from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -59,7 +60,7 @@ from ckpt_cli.results.verify import SEVERITIES, Finding, SourceComparison, Verif
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.records import DamagedRecord
 from ckpt_cli.tensors.torn import torn_files
-from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, Outcome, without_repeats
+from ckpt_cli.verifying.checks import ALL, Checks, ChecksOfPart, by_component, without_repeats
 from ckpt_cli.verifying.config import ConfigCheck
 from ckpt_cli.verifying.drift.compare import compare_tensors
 from ckpt_cli.verifying.drift.findings import lacking_findings, not_numbers, settings_findings, unlike_findings, without_replaced
@@ -72,7 +73,7 @@ from ckpt_cli.verifying.left_out import left_out, partial_output
 from ckpt_cli.verifying.options import Asked, Reading, VerifyKeywords, VerifyOptions
 from ckpt_cli.verifying.side_files import different_side_files
 from ckpt_cli.verifying.source import Wanted, compare_with_source, damaged_records
-from ckpt_cli.verifying.values import check_headers, check_ties, check_values, check_weights_beside
+from ckpt_cli.verifying.values import check_headers
 
 
 @boundary
@@ -183,30 +184,28 @@ def _verified(
             chosen.lora_alpha,
             chosen.shard_order,
         )
-        subject = subjects[0]
-        found, levels, checksums, read = list(subject.findings), ["headers"], 0, 0
+        subject, levels, checksums, read = subjects[0], ["headers"], 0, 0
+        names = [one.component for one in subjects]
+        if reference is not None and len(subjects) > 1:
+            hint = f"pass one of them: --type {shell.word(names[0])}"
+            raise UsageError(f"--base is compared with one component, and there are {len(names)}: {few(names)}", path=path, hint=hint)
         configs = [config_of(one) for one in subjects]
-        for one, config in zip(subjects, configs, strict=True):
-            found += [*left_out(one.manifest, config, chosen.include, chosen.exclude), *partial_output(one.manifest, config)]
-            found += [finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)]
+        found = [
+            [
+                *one.findings,
+                *left_out(one.manifest, config, chosen.include, chosen.exclude),
+                *partial_output(one.manifest, config),
+                *(finding(t.code, t.text, file=Path(t.path).name, bytes=t.holes) for t in torn_files(one.stored.values(), ends=False)),
+            ]
+            for one, config in zip(subjects, configs, strict=True)
+        ]
         if chosen.full or chosen.sample is not None:
             levels.append("full" if chosen.sample is None else "sample")
-            with_jobs: dict[str, Any] = {"jobs": chosen.jobs, "progress": progress, "checks": checks}
-            values = [
-                check_values(one.stored, checksums_of(one), sample=chosen.sample, name=f"values {number}", **with_jobs)
-                for number, one in enumerate(subjects)
-            ]
-            if subject.manifest is not None and chosen.sample is None:
-                values.append(check_weights_beside(subject.path, subject.manifest.side_checksums, files, **with_jobs))
-            values += [
-                check_ties(one.tensors, config.findings, checks, name=f"ties {number}")
-                for number, (one, config) in enumerate(zip(subjects, configs, strict=True))
-            ]
-            read_values = Outcome.joined(values)
-            found += read_values.findings
+            values = values_of(subjects, [config.findings for config in configs], files, chosen, progress, checks)
+            found = [[*items, *outcome.findings] for items, outcome in zip(found, values, strict=True)]
             if subject.manifest is not None and chosen.full:
-                found += check_headers(subject.path, subject.manifest.headers, files, found)
-            checksums, read = read_values.compared, read_values.bytes_read
+                found[0] += check_headers(subject.path, subject.manifest.headers, files, found[0])
+            checksums, read = sum(outcome.compared for outcome in values), sum(outcome.bytes_read for outcome in values)
         notes = [note for one in subjects for note in one.notes]
         sources: list[SourceComparison] = []
         if source is not None:
@@ -217,7 +216,7 @@ def _verified(
                     files,
                     one.path,
                     one.manifest,
-                    type=asked.type,
+                    type=one.component if len(subjects) > 1 and one.folder is None else asked.type,
                     step=asked.step if of_source else None,
                     also=asked.also if of_source else (),
                     shard_order=chosen.shard_order,
@@ -226,20 +225,21 @@ def _verified(
                 different, summary, guessed = _against(one, config, opened, files, chosen, progress, checks, number)
                 notes += guessed
                 wrong = {item.tensor for item in different}
-                found = [as_in_source(item) if item.tensor not in wrong else item for item in found] + different
+                found[number] = [as_in_source(item) if item.tensor not in wrong else item for item in found[number]] + different
                 sources.append(summary)
         comparison = None
         if reference is not None:
             levels.append("base")
-            comparison, found, said = _against_base(subject, configs[0], found, reference, files, chosen, progress)
+            comparison, found[0], said = _against_base(subject, configs[0], found[0], reference, files, chosen, progress)
             notes += said
-            found += not_numbers(comparison)
+            found[0] += not_numbers(comparison)
             if picture is not None and comparison is not None:
                 draw(comparison, picture, name=str(subject.path))
         files.check_unchanged()
     measured: dict[str, Any] = {"checksums": checksums, "bytes_read": read, "against": tuple(sources), "comparison": comparison}
     measured["notes"] = tuple(NoteInfo.of(note) for note in dict.fromkeys(notes))
-    return _report(subjects, configs[0], found, levels, started, **measured)
+    config = ConfigCheck.of_components(dict(zip(names, configs, strict=True)))
+    return _report(subjects, config, by_component(list(zip(names, found, strict=True))), levels, started, **measured)
 
 
 def verify_written(

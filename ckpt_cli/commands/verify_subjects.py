@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
@@ -46,15 +47,18 @@ from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
 from ckpt_cli.paths import absolute
+from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.tensor import Tensor, same_bytes
 from ckpt_cli.verifying.adapter import check_adapter, check_on_top, no_factors
 from ckpt_cli.verifying.beside import damaged_files
+from ckpt_cli.verifying.checks import Checks, Outcome
 from ckpt_cli.verifying.config import ConfigCheck, check_config, without_config
 from ckpt_cli.verifying.findings import KINDS, finding
 from ckpt_cli.verifying.folder import MODEL, FolderCheck, check_folder, index_findings, is_model_folder, is_of_torch
-from ckpt_cli.verifying.options import Asked
+from ckpt_cli.verifying.options import Asked, VerifyOptions
+from ckpt_cli.verifying.values import check_ties, check_values, check_weights_beside
 
 STATE, THE_STEP = "extract-state", "the step"
 UNREAD = ("damaged-config", "lfs-pointer", "file-pointer", "unreadable-file")
@@ -117,6 +121,11 @@ def find_subjects(
     if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):
         return [_file_subject(path, files)]
     opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
+    return [subject for one in opened.components for subject in _of_component(replace(opened, components=(one,)), files, type, alpha)]
+
+
+def _of_component(opened: Opened, files: Files, type: str | None, alpha: float | None) -> list[Subject]:
+    """What the only component of a checkpoint has: the sets of weights of its folder, or the tensors that a merge would write."""
     first = opened.components[0]
     root, notes = first.component.root, (*opened.notes, *lost_notes(first.assets, THE_STEP))
     if format_of(first.component).is_loaded and is_folder(root):
@@ -325,3 +334,28 @@ def checksums_of(subject: Subject) -> dict[str, int]:
     owners = {name: Path(tensor.pieces[0].source.path).name for name, tensor in subject.tensors.items() if tensor.pieces}
     known = subject.manifest.checksums
     return {name: known[file][name] for name, file in owners.items() if name in known.get(file, {})}
+
+
+def values_of(
+    subjects: Sequence[Subject],
+    told: Sequence[Sequence[Finding]],
+    files: Files,
+    chosen: VerifyOptions,
+    progress: Progress | None,
+    checks: Checks,
+) -> list[Outcome]:
+    """What reading the values of each subject finds; ``told`` is what was found about its config.
+
+    Weights beside a model count for the first.
+    """
+    with_jobs: dict[str, Any] = {"jobs": chosen.jobs, "progress": progress, "checks": checks}
+    values = [
+        [check_values(one.stored, checksums_of(one), sample=chosen.sample, name=f"values {number}", **with_jobs)]
+        for number, one in enumerate(subjects)
+    ]
+    first = subjects[0]
+    if first.manifest is not None and chosen.sample is None:
+        values[0].append(check_weights_beside(first.path, first.manifest.side_checksums, files, **with_jobs))
+    for number, (one, found) in enumerate(zip(subjects, told, strict=True)):
+        values[number].append(check_ties(one.tensors, found, checks, name=f"ties {number}"))
+    return [Outcome.joined(outcomes) for outcomes in values]

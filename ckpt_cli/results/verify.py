@@ -195,9 +195,18 @@ class VerifyResult(Frozen):
         return [finding for finding in self.findings if finding.severity == severity]
 
     @property
+    def ok(self) -> bool:
+        """Whether no error was found."""
+        return not self.of_severity("error")
+
+    def __bool__(self) -> bool:
+        """The same: ``assert verify(path)`` says what it seems to say."""
+        return self.ok
+
+    @property
     def exit_code(self) -> int:
         """1 if anything is wrong."""
-        return 1 if self.of_severity("error") else 0
+        return 0 if self.ok else 1
 
 
 def _in_folder(part: str, item: Finding) -> Finding:

@@ -157,6 +157,16 @@ def printed(path: str | os.PathLike[str], *, whole: bool = True) -> str:
     return (full_name(path) if whole else shown(os.fspath(path))).encode("utf-8", "backslashreplace").decode()
 
 
+def by_component(found: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
+    """What was found in components of these names: what is not said of all of them says of which it is."""
+    everywhere = set.intersection(*({repr(item) for item in items} for _, items in found))
+    return [
+        item if repr(item) in everywhere else item.model_copy(update={"message": f"{name}: {item.message}" if item.message else name})
+        for name, items in found
+        for item in items
+    ]
+
+
 def without_repeats(found: Sequence[Finding]) -> list[Finding]:
     """Drops what is said of a file twice, and "changed" of files that are known to be damaged."""
     damaged = {item.file for item in found if item.severity == "error" and item.tensor is None and KINDS[item.code].level != "against"}

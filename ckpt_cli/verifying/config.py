@@ -69,6 +69,14 @@ class ConfigCheck:
     own: str = ""
     replaced: tuple[str, ...] = ()
 
+    @classmethod
+    def of_components(cls, configs: Mapping[str, ConfigCheck]) -> ConfigCheck:
+        """The first of several, with how the names of each compare where that differs."""
+        first = next(iter(configs.values()))
+        if len({one.names for one in configs.values()}) == 1:
+            return first
+        return replace(first, names="; ".join(f"{name}: {one.names or 'not compared'}" for name, one in configs.items()))
+
 
 def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, loaded_as: str | None = None) -> ConfigCheck:
     """Compare tensors with the config.json and the tokenizer in a folder.

@@ -49,7 +49,6 @@ from functools import wraps
 from types import TracebackType
 from typing import ClassVar, ParamSpec, TypeVar
 
-from ckpt_cli.keywords import in_python
 from ckpt_cli.urls import shown
 
 LEAST_MEMORY = 256 << 20
@@ -106,6 +105,7 @@ class CkptError(Exception):
     def __str__(self) -> str:
         """Everything known, one line each, with options as Python calls them: shown in tracebacks and logs of Python callers."""
         from ckpt_cli.names import delimited, printable
+        from ckpt_cli.shell import in_python
 
         where = {
             "tensor": self.tensor,

@@ -2,6 +2,8 @@
 
 ``shlex.quote`` leaves a newline, an escape sequence or a byte that is no UTF-8 inside of its quotes. What is printed has escapes in their
 place, which bash would not read back there; between ``$'`` and ``'`` it does (so do ksh, zsh and POSIX shells since 2024).
+
+Callers of the library read options as the keywords that they are in Python (`in_python`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,14 @@ MISTAKEN = re.compile(r"-|[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 WORD = re.compile(r"\$'((?:[^'\\]|\\.)*)'|((?:'[^']*'|\"'\"|[^\s'\"])+)", re.DOTALL)
 ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
+
+
+OPTION = re.compile(r"(?<![\w-])(--(?P<long>[a-z][a-z-]*[a-z])|-o)(?![\w-])")
+KEYWORDS = {"help": "help()", "all": "everything", "from": "begin", "to": "end", "no-normalize": "normalize"}
+"""Options whose keyword in Python is another word."""
+
+OF_OTHERS = ("recursive", "local-dir", "head")
+"""Options of programs that hints name besides ckpt."""
 
 
 def word(text: str) -> str:
@@ -74,3 +84,17 @@ def _unescaped(text: str) -> str:
     spoken = {escape[1:].encode(): character.encode() for character, escape in SPOKEN.items()}
     raw = ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] is not None else spoken[found[2]], text.encode())
     return raw.decode("utf-8", "surrogateescape")
+
+
+def in_python(text: str) -> str:
+    """A text with options as the keywords that they are in Python; whole commands stay as they are.
+
+    >>> in_python("pass --match-base as well"), in_python("ckpt merge run --step 5")
+    ('pass match_base as well', 'ckpt merge run --step 5')
+    """
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found["long"] or "output"
+        return found[0] if name in OF_OTHERS else KEYWORDS.get(name, name.replace("-", "_"))
+
+    return text if "ckpt " in text or "hf download " in text else OPTION.sub(keyword, text)

@@ -170,12 +170,14 @@ DOWNLOADED = {
 @pytest.mark.parametrize("way", ["PATH", "--base", "--against", "scan"])
 def test_of_another_it_says_how_to_get_it(form: str, way: str, cache: Path, tmp_path: Path) -> None:
     tiny.folder(tmp_path / "model", tiny.weights())
-    hint, expected = str(answer(form, way, tmp_path).hint), DOWNLOADED[form]
+    error, expected = answer(form, way, tmp_path), DOWNLOADED[form]
+    hint = str(error.hint)
     if way == "--base" and expected == "hf download org/name --local-dir name, then pass name":
         expected = "hf download org/name, then pass org/name"
     elif way == "--base" and "x.pt" in expected:
         expected = "hf download org/name --revision v1 --include 'a/*' --local-dir name, then pass name/a"
     assert hint.endswith(expected)
+    assert expected in str(error)  # its options are no keywords of Python
 
 
 def test_the_commands_are_those_of_huggingface_hub() -> None:

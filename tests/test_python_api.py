@@ -24,9 +24,9 @@ import ckpt_cli
 from ckpt_cli import errors, given
 from ckpt_cli.averaging.options import AverageKeywords, AverageOptions
 from ckpt_cli.errors import CkptError, NotFound, Unreadable, UsageError
-from ckpt_cli.keywords import in_python
 from ckpt_cli.loading.options import LoadKeywords, LoadOptions, OpenKeywords, OpenOptions
 from ckpt_cli.merging.options import MergeKeywords, MergeOptions
+from ckpt_cli.shell import in_python
 from ckpt_cli.state.options import ExtractKeywords, ExtractOptions
 from ckpt_cli.verifying.options import VerifyKeywords, VerifyOptions
 from tests.cli import ROOT

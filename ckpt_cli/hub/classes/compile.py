@@ -14,12 +14,14 @@ custom code that a config names is not used.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import json
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -73,9 +75,19 @@ def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
         "tied": tied,
         "hub_tied": _saved_names(tied, revert, model, state),
         "prefix": model.base_model_prefix,
-        "optional": sorted({*(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()), *UNUSED.get(config.model_type, ())}),
-        "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
+        "optional": _expressions({*(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()), *UNUSED.get(config.model_type, ())}),
+        "ignored": _expressions(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }
+
+
+def _expressions(listed: Iterable[str]) -> list[str]:
+    """Those of a class that are expressions: DeBERTa's of transformers 4 has one that is none, which loading never comes to use."""
+    found = []
+    for text in sorted(listed):
+        with contextlib.suppress(re.error):
+            re.compile(text)
+            found.append(text)
+    return found
 
 
 def _saving() -> tuple[Callable[..., dict[str, Any]], Callable[..., dict[str, Any]]]:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import ckpt_cli
 from ckpt_cli.hub.classes import compile, expected_tensors, rules
+from ckpt_cli.hub.classes.installed import of_version_4
 from ckpt_cli.hub.classes.tying import lost_head, own_head
 from tests.tensors import load
 
@@ -116,7 +117,7 @@ def test_version_4_asked_the_language_model(text: dict[str, Any], version: str |
 
 
 def test_an_expression_of_a_class_that_is_none_is_passed_over() -> None:
-    assert compile._expressions(["b.*", "*position", "a"]) == ["a", "b.*"]
+    assert of_version_4.expressions(["b.*", "*position", "a"]) == ["a", "b.*"]
 
 
 def test_names_in_memory_without_rules_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +129,23 @@ def test_names_in_memory_without_rules_stay(tmp_path: Path, monkeypatch: pytest.
     result = ckpt_cli.merge(trained, tmp_path / "out").outputs[0]
     assert result.naming.startswith("as the training named them: ")
     assert all(name.startswith("model.") for name in load(tmp_path / "out"))
+
+
+def test_a_model_that_is_not_tied_until_it_is_loaded_is_saved_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by transformers 5.0."""
+    tie, calls = transformers.MambaForCausalLM.tie_weights, []
+
+    def only_later(model: Any, *_: Any, **__: Any) -> None:
+        calls.append(model)
+        if len(calls) > 1:
+            tie(model)
+
+    monkeypatch.setattr(transformers.MambaForCausalLM, "tie_weights", only_later)
+    assert HEAD in compile.tensors_of({**MAMBA, "tie_word_embeddings": True})["tied"]
+
+
+def test_tensors_are_found_without_a_method_for_them() -> None:
+    """Models of transformers 4.45 are torch's modules alone."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    assert of_version_4.tensor_of(model, "0.weight") is model[0].weight
+    assert of_version_4.tensor_of(model, "0.running_mean") is model[0].running_mean

@@ -113,7 +113,8 @@ def test_an_encoder_decoder_ties_what_its_class_ties(tmp_path: Path, flag: bool 
         config["tie_word_embeddings"] = flag
     run, saved = run_of(tmp_path, config)
     ckpt_cli.merge(run, tmp_path / "out")
-    assert load(tmp_path / "out").keys() == load(saved).keys()
+    # Version 4 obeys a no, which version 5 does not: a head that is left out would be a new one there.
+    assert load(tmp_path / "out").keys() == load(saved).keys() | ({HEAD} if flag is False else set())
 
 
 CLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}

@@ -193,7 +193,7 @@ def _job(
     # Those with weight zero are only compared.
     used = [source for source, weight in zip(sources, mixed.weights, strict=True) if weight]
     notes += [*turned, *(note for source in sources for note in source.selection.notes)]
-    notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors)]
+    notes += [note for source in sources[:-1] for note in differing_notes(source.selection.differing, agreed.tensors, assets.config)]
     notes += [*agreed.notes, *_same_weights_notes(sources, mixed, agreed), *_config_notes(sources), *_tokenizer_notes(sources)]
     notes += _older_files_notes(sources, assets)
     notes += side_file_notes([(source.label, source.opened.assets) for source in sources], assets)

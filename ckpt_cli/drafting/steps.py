@@ -271,7 +271,7 @@ def _kept_in_fp32(draft: Draft, setting: Setting[Options]) -> frozenset[str]:
 def _noted(draft: Draft, setting: Setting[Options], weights_name: str) -> Draft:
     """With what is said of the finished plan: ties, names, config, dtypes, vocabulary, and the files that were read."""
     config, tensors, style = draft.assets.config, draft.tensors, setting.style
-    notes = differing_notes(draft.selection.differing, tensors)
+    notes = differing_notes(draft.selection.differing, tensors, config)
     if not draft.claim.is_whole:
         notes += [note for source in draft.sources for note in partial_notes(source.component, source.made, tensors)]
     if weights_name == style.loaded:

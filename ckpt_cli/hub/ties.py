@@ -10,7 +10,7 @@ from ckpt_cli.hub.classes.expected_tensors import Expected
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import native_names
 from ckpt_cli.hub.classes.rules import HubRules
-from ckpt_cli.hub.classes.tying import ties_embeddings
+from ckpt_cli.hub.classes.tying import own_head, says_tied, ties_embeddings
 from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.tied_names import HEADS, last_two, tied_pair
 from ckpt_cli.names import Naming, printable, stripped_names, unnumbered
@@ -43,11 +43,13 @@ def find_ties(
 
     ``rules`` know which names an architecture may tie, without them an output head and an embedding are looked for. Where the tensors
     of the class, ``kind``, are known, it decides which names are one tensor, otherwise the config does. Only
-    equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. The second list are
-    pairs that the config ties and whose values differ.
+    equal values are tied, but for an EMA of which one of the two was not averaged: it is the ``live`` model's own. A head that the
+    config, or the version that wrote it, meant to be one of its own is not tied. The second list are pairs that are tied and whose
+    values differ.
     """
     expected = kind.known if isinstance(kind, KnownClass) and isinstance(kind.known, Expected) else None
     said = ties_embeddings(config)
+    apart = said and own_head(config) is not None
     # A folder of the hub may call its tensors otherwise than the model, by whose names the class tells what is tied.
     stored = {new: name for name, new in native_names(tensors, rules).items()} if rules is not None else {name: name for name in tensors}
     tensors = {new: tensors[name] for new, name in stored.items()}
@@ -55,7 +57,7 @@ def find_ties(
     differing: list[tuple[str, str]] = []
     for name, partner in _pairs(tensors, rules, said):
         one = expected.one_tensor(name, partner) if expected is not None else None
-        ties = said if one is None else one
+        ties = (said if one is None else one) and not (apart and name.endswith(HEADS))
         if any(tie.name in (name, partner) for tie in found):
             continue
         if same_values(tensors[name], tensors[partner]):
@@ -85,19 +87,20 @@ def tied_together(names: Collection[str], config: Config, kind: KnownClass | str
     return {name: source for name in names for target, source in rules.tied.items() if re.fullmatch(f"{target}|{source}", native[name])}
 
 
-def differing_notes(differing: Mapping[str, str], written: Container[str]) -> list[Note]:
+def differing_notes(differing: Mapping[str, str], written: Container[str], config: Config) -> list[Note]:
     """Notes about tensors that the config ties to others with different values, once it is decided what is written."""
+    who = "config.json" if says_tied(config) else "the class, by default,"
     notes: list[Note] = []
     for name, partner in differing.items():
         if name in written and partner in written:
-            outcome = ": both are written, and a loader will ignore one"
+            outcome = ": both are written, of which transformers 5 keeps both and other loaders ignore one"
         elif partner in written:
             outcome = f", and only {printable(partner)} is written: a loader uses it for both"
         elif name in written:
             outcome = f", and only {printable(name)} is written: a loader looks for the other one"
         else:
             continue
-        text = f"config.json ties {printable(name)} to {printable(partner)}, but their values differ{outcome}"
+        text = f"{who} ties {printable(name)} to {printable(partner)}, but their values differ{outcome}"
         notes.append(Note("warning", "tied-heads-differ", text))
     return notes
 

@@ -21,7 +21,7 @@ from ckpt_cli.hub.classes.absent.own_words import prefix_text
 from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.names import hub_tensors, renamed_for_hub, united, unknown_operations
-from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, class_of, common_prefix
+from ckpt_cli.hub.classes.prefixes import UNCHANGED, PrefixChange, class_of, common_prefix, named_in_memory
 from ckpt_cli.hub.classes.rules import HubRules, rules_for
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.config_text import with_known_dtype
@@ -167,6 +167,8 @@ def select_tensors(
             # The other form of a tensor that was left out by its name is what is wanted.
             replaced = frozenset(left.keys() & tensors.keys() & {*exclude})
             native = {name: tensor for name, tensor in native.items() if name not in left}
+    if naming == "hub" and tensors.keys() == native.keys() and isinstance(kind, KnownClass) and named_in_memory(native, kind):
+        naming = "native"
     if kept_adapters:
         notes.append(Note("warning", "lora-kept", "these are the names of PEFT, which no model class loads: for tools that know LoRA"))
     kept = {name: tensor for name, tensor in tensors.items() if is_wanted(name, include, () if name in replaced else exclude)}

@@ -194,9 +194,7 @@ KINDS: dict[str, Kind] = {
     ),
     "unasked-class": Kind("warning", "headers", "transformers has the class, but this machine lacks what it needs to build it"),
     "other-model-type": Kind("warning", "headers", "config.json names a class of another model_type: loaders choose by the type"),
-    "no-scales": Kind(
-        "warning", "headers", "config.json, or a file of settings beside it, says that weights are quantised, but there are no scales"
-    ),
+    "no-scales": Kind("warning", "headers", "config.json, or a file beside it, says that weights are quantised, but there are no scales"),
     "odd-dtype": Kind("warning", "headers", "weights that are integers, complex numbers or codes where a model has floats"),
     "missing-layers": Kind(
         "error", "headers", "layers or experts that config.json counts are not there, or tensors that one layer alone lacks", AGAIN
@@ -205,6 +203,7 @@ KINDS: dict[str, Kind] = {
     "extra-experts": Kind("warning", "headers", "more experts than config.json counts", "restore config.json from the run"),
     "vocabulary-rows": Kind("warning", "headers", "the embedding does not have vocab_size rows", "correct config.json"),
     "no-prediction-layers": Kind("warning", "headers", "config.json asks for more layers of multi-token prediction than are there"),
+    "lost-head": Kind("warning", "headers", "the output head is not there, and config.json, or the version that wrote it, does not tie it"),
     "no-tower": Kind("warning", "headers", "config.json has a part (vision, audio) for which there are no tensors"),
     "left-out": Kind(
         "info", "headers", "tensors that were left out on purpose (filters, a key map, --allow-missing): loaders that need them miss them"

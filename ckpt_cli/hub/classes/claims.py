@@ -17,15 +17,7 @@ from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
 from ckpt_cli.hub.classes.absent.own_words import own_text, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches
 from ckpt_cli.hub.classes.expected_tensors import Doubtful
-from ckpt_cli.hub.classes.fit import (
-    Fit,
-    KnownClass,
-    claim,
-    doubled,
-    misread_text,
-    needs,
-    usual_but_absent,
-)
+from ckpt_cli.hub.classes.fit import Fit, KnownClass, claim, doubled, misread_text, needs, usual_but_absent
 from ckpt_cli.hub.classes.in_memory.shadowed import shadowed_names
 from ckpt_cli.hub.classes.prefixes import compared_under
 from ckpt_cli.hub.config import Config
@@ -54,6 +46,7 @@ ADVICE = {
     "tied-alone": "loaders that skip what is tied find neither: rename it with",
     "doubled-prefix": "--key-map renames them",
     "misread-square": "load it with the version of transformers that saved it",
+    "lost-head": "other loaders make a new one: --carry-from-base takes it from the base",
     "no-tower": "--carry-from-base takes them from the base",
 }
 """What can be done about what is odd; what is carried needs a base with such tensors."""

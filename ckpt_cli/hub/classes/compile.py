@@ -61,20 +61,23 @@ def tensors_of_model(kind: Any, config: Any) -> dict[str, Any]:
     revert, without_tied = _saving()
     with torch.device("meta"):
         model = kind(config)
+    model.tie_weights()  # 5.0 leaves that to loading
     state = model.state_dict()
     for name in getattr(model, "_keys_to_ignore_on_save", None) or ():
         state.pop(name, None)
     kept = without_tied(dict(state), model)
-    owners = {id(model.get_parameter_or_buffer(name)): name for name in kept}
-    tied = {name: owners[id(model.get_parameter_or_buffer(name))] for name in state if name not in kept}
+    owners = {id(of_version_4.tensor_of(model, name)): name for name in kept}
+    tied = {name: owners[id(of_version_4.tensor_of(model, name))] for name in state if name not in kept}
     return {
         "native": {name: list(tensor.shape) for name, tensor in state.items()},
         "hub": {name: list(tensor.shape) for name, tensor in revert(model, dict(kept)).items()},
         "tied": tied,
         "hub_tied": _saved_names(tied, revert, model, state),
         "prefix": model.base_model_prefix,
-        "optional": sorted({*(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()), *UNUSED.get(config.model_type, ())}),
-        "ignored": sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
+        "optional": of_version_4.expressions(
+            {*(getattr(model, "_keys_to_ignore_on_load_missing", None) or ()), *UNUSED.get(config.model_type, ())}
+        ),
+        "ignored": of_version_4.expressions(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()),
     }
 
 

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.classes.known_names import types_of
 from ckpt_cli.hub.classes.prediction import AROUND, PART, asked_layers, lost_tensors, of_prediction, prediction_layers
+from ckpt_cli.hub.classes.tying import lost_head
 from ckpt_cli.hub.config import EXPERT_COUNTS, Config, architecture, expert_count, is_quantised, levels
 from ckpt_cli.hub.entries.written import as_number
 from ckpt_cli.hub.layers.compared import layer_mismatches
@@ -75,6 +76,8 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
     # What code of another loader makes of a count is not known.
     found = [*_odd_counts(config, "odd-count" if _is_of_transformers(config) else "unusual-count")]
     found += [Mismatch("odd-setting", f"config.json says {text}") for text in odd_settings(config)]
+    head = lost_head(config, shapes)
+    found += [Mismatch("lost-head", head)] if head is not None else []
     found += [*_prediction(config, shapes), *_types(config), *_quantised(config, shapes)]
     if not known:
         found += layer_mismatches(config, shapes, predicted=any(PART.search(name) for name in shapes))

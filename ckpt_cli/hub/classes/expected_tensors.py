@@ -11,7 +11,7 @@ from ckpt_cli.hub.classes.transformers_child import NO_TORCH, asked_child, insta
 from ckpt_cli.hub.config import Config, architecture, huge_number, with_plain_class
 from ckpt_cli.names import printable
 
-SCHEMA = 5
+SCHEMA = 7
 """Version of the tensors that are cached; those of another version are not used."""
 
 

@@ -18,6 +18,7 @@ from ckpt_cli.hub.classes.absent.tower_names import as_spelled
 from ckpt_cli.hub.classes.computed.recomputed import is_idle
 from ckpt_cli.hub.classes.config_counts import has_packed_codes
 from ckpt_cli.hub.classes.expected_tensors import Expected, Unasked, expected_tensors
+from ckpt_cli.hub.classes.in_memory.apart import heads_apart
 from ckpt_cli.hub.classes.in_memory.older_words import todays_words
 from ckpt_cli.hub.classes.known_names import ClassNames, class_names, fitting_class
 from ckpt_cli.hub.classes.names import native_names, renamed_for_hub
@@ -245,8 +246,9 @@ def _fit(held: Mapping[str, Shape], kind: KnownClass, naming: FitNaming) -> Fit:
     if isinstance(known, ClassNames):
         wanted = known.native if naming == "native" else known.hub
         patterns = {name: pattern_of(name)[0] for name in held}
+        own = wanted | heads_apart(known.native, kind.rules)
         extra = _without_prediction(
-            kind, [name for name, pattern in patterns.items() if pattern not in wanted and not _matches(known.ignored, name)]
+            kind, [name for name, pattern in patterns.items() if pattern not in own and not _matches(known.ignored, name)]
         )
         needed = wanted - set(patterns.values()) - (_tied_patterns(kind, wanted) if ties_embeddings(kind.config) else set())
         lacking: dict[str, Shape] = dict.fromkeys(sorted(needed), ())

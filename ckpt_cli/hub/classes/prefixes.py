@@ -11,6 +11,7 @@ from ckpt_cli.hub.classes.absent.own_class import not_of_class
 from ckpt_cli.hub.classes.fit import ALL_NAMINGS, TRL, Fit, FitNaming, KnownClass, compared, known_class, value_heads
 from ckpt_cli.hub.config import Config
 from ckpt_cli.names import Naming, printable
+from ckpt_cli.tensors.tensor import Tensor
 
 MAX_PARTS = 6
 """Parts of a name of which a prefix may consist."""
@@ -112,6 +113,17 @@ def compared_under(shapes: Mapping[str, Shape], kind: KnownClass, naming: Naming
         return fit
     other = compared_within(shapes, kind, of_hub)
     return fit if any(map(kind.knows, other.extra)) else other
+
+
+def named_in_memory(tensors: Mapping[str, Tensor], kind: KnownClass) -> bool:
+    """Whether tensors that no rule renames have the names of a class in memory rather than those of its files.
+
+    There are no rules for some classes, and those that ship are of another version than the class may be.
+    """
+    if not kind.has_shapes:
+        return False
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return compared_within(shapes, kind, ("native",)).faults < compared_within(shapes, kind, ("hub", "older")).faults
 
 
 def _lacking(kind: KnownClass, shapes: Mapping[str, Shape], added: str) -> PrefixChange:

@@ -193,13 +193,25 @@ def _type(config: Config, usual: object = "") -> str:
     return str(config.get("model_type", usual)).replace("_", "").lower()
 
 
+EARLIER = {"ColPaliForRetrieval": ("vlm.model.", "vlm.")}
+"""Classes -> what began the names in memory of transformers 4.52 to 4.57, and begins those of today. Loading does not know of it.
+
+Files of these versions have the names that they have today: only checkpoints of a training know the others.
+"""
+
+
+def _earlier(name: str) -> tuple[Renaming, ...]:
+    before, today = EARLIER.get(name, ("", ""))
+    return (Renaming(re.compile(f"(?P<g0>^{re.escape(before)})"), (before,), (today,), None),) if before else ()
+
+
 def _built(name: str, origin: str, content: Mapping[str, Any], names: ClassNames | None) -> HubRules:
     return HubRules(
         name,
         origin,
         tuple(Conversion(_renaming(entry), tuple(entry["operations"])) for entry in content["converters"]),
         tuple(_renaming(entry) for entry in content["renamings"] if entry["kind"] != "none"),
-        tuple(_renaming(entry) for entry in content["older"] if entry["kind"] != "none"),
+        _earlier(name) + tuple(_renaming(entry) for entry in content["older"] if entry["kind"] != "none"),
         tuple(content["ignored"]),
         content["tied"],
         content["ties"],

@@ -18,11 +18,18 @@ WORDS = ("vision_model", "text_model")
 FAMILIES = ("clip", "siglip")
 """Parts of the model types of which a tower is a model of its own, with nothing in front of this module."""
 
+MODULES: Mapping[str, tuple[str, str]] = {
+    "colqwen2": ("vlm", "model"),
+    **dict.fromkeys(("gemma3n_text", "qwen3_5_text", "qwen3_5_moe_text", "apertus1p5_text"), ("model", "language_model")),
+}
+"""Model types -> a part of theirs, and a module that it has in files of other versions (ColQwen2), or in those of the larger model that a
+text model is also loaded from (``PrefixChange`` for these types in the same table)."""
+
 Value = TypeVar("Value")
 Deeper = tuple[tuple[str, str], ...]
 
 
-def as_spelled(known: Expected | ClassNames, names: Iterable[str], model_type: object) -> Expected | ClassNames:
+def as_spelled(known: Expected | ClassNames, names: Collection[str], model_type: object) -> Expected | ClassNames:
     """The tensors of a class under the names that a file with these ``names`` has for those of its towers."""
     parts = _deeper((*known.native, *known.hub), names, model_type)
     if not parts:
@@ -33,10 +40,13 @@ def as_spelled(known: Expected | ClassNames, names: Iterable[str], model_type: o
     return replace(known, native=_keys(known.native, parts), hub=_keys(known.hub, parts), tied=tied, hub_tied=hub_tied)
 
 
-def _deeper(known: Collection[str], names: Iterable[str], model_type: object) -> Deeper:
+def _deeper(known: Collection[str], names: Collection[str], model_type: object) -> Deeper:
     """The towers that have a module of one of the `WORDS` in a file, and none in the class."""
     alone = isinstance(model_type, str) and any(family in model_type for family in FAMILIES)
     held: set[tuple[str, str]] = set()
+    module = MODULES.get(model_type) if isinstance(model_type, str) else None
+    if module is not None and any(f".{'.'.join(module)}." in f".{name}" for name in names):
+        held.add(module)
     for name in names:
         for word in WORDS:
             before, found, _ = f".{name}".partition(f".{word}.")

@@ -5,16 +5,33 @@ Facts from `PreTrainedModel.save_pretrained` of transformers 4.51 to 4.57 (`tran
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+
+def tensor_of(model: Any, name: str) -> Any:
+    """The parameter or buffer of this name, itself: those of a state dict are detached. Versions before 4.51 have no method for it."""
+    module, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(module), leaf)
+
+
+def expressions(listed: Iterable[str]) -> list[str]:
+    """Those of a class that are expressions: DeBERTa's has one that is none, which loading never comes to use."""
+    found: list[str] = []
+    for text in sorted(listed):
+        with contextlib.suppress(re.error):
+            re.compile(text)
+            found.append(text)
+    return found
 
 
 def without_tied(state: dict[str, Any], model: Any) -> dict[str, Any]:
     """The tensors of a state dict without those that share their storage with another one and are declared as tied."""
     owners: dict[int, list[str]] = {}
     for name in state:
-        owners.setdefault(id(model.get_parameter_or_buffer(name)), []).append(name)
+        owners.setdefault(id(tensor_of(model, name)), []).append(name)
     patterns = list(_tied_patterns(model))
     for names in owners.values():
         tied = sorted(name for name in names if any(re.search(pattern, name) for pattern in patterns))

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import ckpt_cli
-from ckpt_cli.errors import UsageError
+from ckpt_cli.errors import NotFound, UsageError
 from tests.cli import ckpt_fork
 
 EXAMPLE = Path(__file__).parent.parent / "examples/tiny-run"
@@ -109,3 +109,43 @@ def test_a_result_is_true_if_nothing_is_wrong(tmp_path: Path) -> None:
     del tensors[LOST]
     save_file(tensors, file, {"format": "pt"})
     assert not ckpt_cli.verify(out)
+
+
+@pytest.mark.parametrize("type", ["ema", "both", "critic"])
+def test_what_an_output_does_not_hold_is_not_verified_in_its_place(type: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ckpt_cli.merge(EXAMPLE, out)
+    for path in (out, out / "model.safetensors"):
+        with pytest.raises(NotFound, match="this output does not hold what"):
+            ckpt_cli.verify(path, type=type)
+    assert ckpt_cli.verify(out, type="all")
+    assert ckpt_cli.verify(out, type="main")
+    # There it names the component of the source.
+    assert not ckpt_cli.verify(out, type="ema", against=EXAMPLE)
+
+
+def test_the_component_that_an_output_was_merged_from_is_in_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ckpt_cli.merge(EXAMPLE, out, type="ema")
+    assert ckpt_cli.verify(out, type="ema").tensors == 24
+
+
+def test_an_average_beside_a_model_folder_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    ckpt_cli.merge(EXAMPLE, folder)
+    ckpt_cli.merge(EXAMPLE, folder / "ema", type="ema")
+    for manifest in folder.rglob("*manifest*"):
+        manifest.unlink()
+    for kind in ("ema", "both"):
+        with pytest.raises(NotFound, match="this checkpoint has no component") as error:
+            ckpt_cli.verify(folder, type=kind)
+        assert "ema" in (error.value.hint or "")
+    assert any("was not used" in note.text for note in ckpt_cli.verify(folder, type="all").notes)
+
+
+@pytest.mark.parametrize("given", [{"step": 100}, {"also": EXAMPLE}])
+def test_options_of_a_run_are_not_passed_over_for_an_output(given: dict[str, Any], tmp_path: Path) -> None:
+    ckpt_cli.merge(EXAMPLE, tmp_path / "out")
+    for path in (tmp_path / "out", tmp_path / "out/model.safetensors"):
+        with pytest.raises((NotFound, UsageError)):
+            ckpt_cli.verify(path, **given)

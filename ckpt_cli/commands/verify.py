@@ -175,15 +175,7 @@ def _verified(
     path, source, chosen, started = asked.path, asked.against, asked.options, time.monotonic()
     with Files(progress=progress) as files:
         of_source = source is not None and is_output(path)
-        subjects = find_subjects(
-            path,
-            files,
-            asked.type,
-            None if of_source else asked.step,
-            () if of_source else asked.also,
-            chosen.lora_alpha,
-            chosen.shard_order,
-        )
+        subjects = find_subjects(path, files, asked, of_source=of_source)
         subject, levels, checksums, read = subjects[0], ["headers"], 0, 0
         names = [one.component for one in subjects]
         if reference is not None and len(subjects) > 1:

@@ -16,6 +16,7 @@ from ckpt_cli.discover.before.tensors import step_tensors_notes
 from ckpt_cli.discover.beside.homes import asset_homes, doubtful_homes
 from ckpt_cli.discover.beside.marks import mark_notes
 from ckpt_cli.discover.beside.siblings import notes_below
+from ckpt_cli.discover.components import SYNONYMS
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import notes_of_copies
 from ckpt_cli.discover.downloads.unfinished import unfinished_notes
@@ -31,7 +32,7 @@ from ckpt_cli.errors import CkptError, NotFound, UsageError
 from ckpt_cli.files.folders import Folders, is_file, is_folder
 from ckpt_cli.files.manifest import Manifest
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import ReadOptions, ShardOrder
+from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.registry import describe, format_of
 from ckpt_cli.formats.safetensors.folder import FORMAT
 from ckpt_cli.formats.safetensors.names import INDEX_SUFFIX, SUFFIX, is_index, safetensors_part, stem_of
@@ -46,6 +47,7 @@ from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.merge import is_kept_for_reading
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.plan import planned_drafts
+from ckpt_cli.names import few
 from ckpt_cli.paths import absolute
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
@@ -106,33 +108,54 @@ def _is_of_model(name: str) -> bool:
     return name.endswith(SUFFIX) or is_index(name)
 
 
-def find_subjects(
-    path: Path, files: Files, type: str | None, step: int | None, also: tuple[Path, ...], alpha: float | None, order: ShardOrder
-) -> list[Subject]:
-    """The weights that a path refers to, the main ones first. Folders of safetensors files are taken as they are, damaged or not."""
-    if step is None and is_folder(path) and is_model_folder(path):
+def find_subjects(path: Path, files: Files, asked: Asked, *, of_source: bool) -> list[Subject]:
+    """The weights that a path refers to, the main ones first. Folders of safetensors files are taken as they are, damaged or not.
+
+    ``of_source``: component, step and folders of other nodes are those of what the weights are compared with. Raises NotFound if the
+    component that is asked for is not there.
+    """
+    step, also = (None, ()) if of_source else (asked.step, asked.also)
+    plain = step is None and not also
+    if plain and is_folder(path) and is_model_folder(path) and (of_source or _has(path, files, asked.type)):
         places = tuple(places_in(path, Folders()))
         taken = {place.match.root for place in places}
         as_step = Found(path, step_of(path), places)
         lost = [*_lost_by_step(as_step, files), *(mark_notes(as_step, places[0]) if places else ())]
-        found = _folder_subjects(path, files, type)
+        found = _folder_subjects(path, files, asked.type)
         lost += _steps_inside(path) if as_step.step is None else []
         return [replace(one, notes=(*_notes_below(path, taken, one, files), *lost, *_of_downloads(path, one, files))) for one in found]
-    if is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent):
+    in_folder = plain and is_file(path) and _is_of_model(path.name) and is_model_folder(path.parent)
+    if in_folder and (of_source or _has(path.parent, files, asked.type)):
         return [_file_subject(path, files)]
-    opened = open_checkpoint(path, files, type=type, step=step, also=also, shard_order=order)
-    return [subject for one in opened.components for subject in _of_component(replace(opened, components=(one,)), files, type, alpha)]
+    opened = open_checkpoint(path, files, type=asked.type, step=step, also=also, shard_order=asked.options.shard_order)
+    return [subject for one in opened.components for subject in _of_component(replace(opened, components=(one,)), files, asked)]
 
 
-def _of_component(opened: Opened, files: Files, type: str | None, alpha: float | None) -> list[Subject]:
+def _has(folder: Path, files: Files, type: str | None) -> bool:
+    """Whether a component of this name is among the sets of weights of a model folder, rather than beside them or nowhere."""
+    if type is None or SYNONYMS.get(type, type) == MODEL:
+        return True
+    checked = check_folder(folder, files)
+    made = checked.manifest.facts.get("component") if checked.manifest is not None else None
+    there = {*(str(made).split("+") if made is not None else ()), *(weights.name for weights in checked.sets)}
+    if checked.manifest is None:
+        return type in there
+    if type == "all" or type in there or (type == "both" and len(there) > 1):
+        return True
+    raise NotFound(
+        f"this output does not hold what --type {type} asks for", path=folder, expected=few(sorted(there)), hint="leave --type out"
+    )
+
+
+def _of_component(opened: Opened, files: Files, asked: Asked) -> list[Subject]:
     """What the only component of a checkpoint has: the sets of weights of its folder, or the tensors that a merge would write."""
     first = opened.components[0]
     root, notes = first.component.root, (*opened.notes, *lost_notes(first.assets, THE_STEP))
     if format_of(first.component).is_loaded and is_folder(root):
-        subjects = _folder_subjects(root, files, first.place.match.component if type is not None else None)
+        subjects = _folder_subjects(root, files, first.place.match.component if asked.type is not None else None)
         return [replace(subject, notes=notes) for subject in subjects]
     home = first.assets.files[CONFIG].parent if CONFIG in first.assets.files else None
-    part, component = _merged_part(opened, files, alpha), first.component
+    part, component = _merged_part(opened, files, asked.options.lora_alpha), first.component
     # What a merge says of values, unless the checks that follow find it themselves: they see no adapters that were fused.
     adapted = has_adapters(component.tensors)
     notes = (*notes, *(note for note in notes_of_reading(part) if adapted or note.code not in KINDS))
@@ -277,7 +300,7 @@ def _chosen(checked: FolderCheck, type: str | None) -> list[WeightSet]:
     written = [weights for weights in checked.sets if any(path.name in outputs for path in weights.files)]
     if type in (None, "all", "both"):
         return written or list(checked.sets[:1])
-    name = {"regular": "model", "main": "model"}.get(str(type), type)
+    name = SYNONYMS.get(type, type)
     named = [weights for weights in checked.sets if weights.name == name]
     # A folder with one set of weights has no names for components: what was merged into it is what is meant.
     alone = written or list(checked.sets)

@@ -50,6 +50,7 @@ from ckpt_cli.hub.classes.shapes.turned import turned_notes
 from ckpt_cli.hub.config import architecture
 from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.lora.alphas.guessed import GUESSED
+from ckpt_cli.merging.left_to_base import REPEATED
 from ckpt_cli.merging.trained_on import recorded_snapshot
 from ckpt_cli.names import few, printable
 from ckpt_cli.output.part import AUTO, WHOLE_FILES, Part
@@ -338,7 +339,7 @@ def _against(
         found += different_side_files(subject.folder.folder, part, merged_from(manifest, opened.found), files)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), name=f"records {number}", **shared)
-    return [*found, *damaged, *changed_sources(manifest)], summary, [note for note in part.notes if note.code in GUESSED]
+    return [*found, *damaged, *changed_sources(manifest)], summary, [note for note in part.notes if note.code in (*GUESSED, *REPEATED)]
 
 
 # -- against a base --------------------------------------------------------------------------------------------------

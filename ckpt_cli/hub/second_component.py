@@ -9,6 +9,7 @@ from ckpt_cli.boxes import shape_text
 from ckpt_cli.errors import CkptError, Undecidable
 from ckpt_cli.hub.classes.tying import ties_embeddings
 from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.peft_names import BASE, has_adapters
 from ckpt_cli.hub.tied_names import tied_pair
 from ckpt_cli.hub.ties import Live
 from ckpt_cli.name_patterns import grouped, pattern_of
@@ -95,7 +96,7 @@ def lacking_of_model(mine: Mapping[str, Tensor], model: Mapping[str, Tensor], co
 
     An ``average`` is of one model, so that it has all of its tensors. Another component may be a model of its own, with another head:
     of that, only what it has elsewhere (the same module of another layer) counts, and only if it has the shapes of the model. Empty if
-    fewer than half of the names are alike, as then the two cannot be compared.
+    fewer than half of the names are alike, as then the two cannot be compared. An average of adapters alone lacks no weights under them.
     """
     own, others, _ = _aligned(mine, model)
     common = own.keys() & others.keys()
@@ -107,6 +108,7 @@ def lacking_of_model(mine: Mapping[str, Tensor], model: Mapping[str, Tensor], co
     pair = tied_pair(list(others)) if ties_embeddings(config) else None
     partners = {pair[0]: pair[1], pair[1]: pair[0]} if pair is not None else {}
     kinds = {pattern_of(name)[0] for name in own}
+    factors_alone = average and has_adapters(own) and not any(map(_is_of_base, own)) and any(map(_is_of_base, others))
     return tuple(
         name
         for name, tensor in others.items()
@@ -115,7 +117,13 @@ def lacking_of_model(mine: Mapping[str, Tensor], model: Mapping[str, Tensor], co
         and (tensor.alias_of or tensor.name) not in stored
         and partners.get(name) not in own
         and (average or pattern_of(name)[0] in kinds)
+        and (not factors_alone or (has_adapters({name: tensor}) and not _is_of_base(name)))
     )
+
+
+def _is_of_base(name: str) -> bool:
+    """Whether PEFT calls a tensor so that it keeps beside adapters, and does not train."""
+    return BASE in name.split(".")
 
 
 def lacking_notes(component: str, lacking: Sequence[str], total: int) -> list[Note]:

@@ -27,6 +27,7 @@ from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import lacks_base
 from ckpt_cli.lora.merge import adapters_alone, exported_adapter
 from ckpt_cli.merging.frozen import frozen_notes
+from ckpt_cli.merging.left_to_base import beside_notes, export_notes
 from ckpt_cli.merging.options import MergeOptions
 from ckpt_cli.merging.trained_on import fused_before, trained_on_notes
 from ckpt_cli.names import LoraMode
@@ -74,6 +75,7 @@ def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) ->
     if options.lora is None:
         text = "adapters without their base model: exported as a PEFT folder; pass --base to fuse them"
         notes = (*notes, Note("info", "lora-alone", text))
+    notes = (*notes, *export_notes(component, setting, adapter.config))
     stored = component.component.tensors
     plan = partial(make_plan, selection.tensors, dtype=options.dtype or "keep", weights_name=ADAPTER)
     said = {key: value for key, value in component.component.metadata.items() if key != HEADER_KEY}  # adapter_config.json has it
@@ -105,18 +107,19 @@ def adapter_files(component: OpenedComponent, config: bytes) -> SideFiles:
 
 
 def fused_adapters(
-    component: OpenedComponent, base: Base | None, before: tuple[str, ...], alpha: float | None
+    component: OpenedComponent, base: Base | None, before: tuple[str, ...], options: MergeOptions
 ) -> tuple[tuple[str, ...], tuple[Note, ...]]:
     """The checksums of all adapters that the output will hold, and notes about the base that they meet.
 
-    Raises what `fused_before` and `frozen_notes` do.
+    Raises what `fused_before`, `frozen_notes` and `beside_notes` do.
     """
     state = parse_peft(component.component.tensors)
     digest = adapter_digest(state.exported)
     if base is None or base.component is None:
         return (*before, digest), ()
     if not lacks_base(state):
-        return (*before, digest), tuple(frozen_notes(component, base, state, alpha))
+        return (*before, digest), tuple(frozen_notes(component, base, state, options.lora_alpha))
     fused_before(base, digest, component.component)
     notes = trained_on_notes(adapter_facts(component.homes, None).config, base)
+    notes += beside_notes(component, base, options)
     return (*before, *base.fused_adapters, digest), tuple(notes)

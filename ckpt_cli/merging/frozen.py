@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ckpt_cli.base_model.opened import Base
 from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.hub.config import Config
 from ckpt_cli.hub.peft_names import Adapter, PeftState
 from ckpt_cli.lora.config import AdapterFacts, adapter_facts
 from ckpt_cli.lora.fit import fuse_adapters
@@ -81,6 +82,16 @@ def frozen_notes(component: OpenedComponent, base: Base, state: PeftState, alpha
         "of such a module: the base may not be the model that training started from"
     )
     return [Note("warning", "not-frozen", text)]
+
+
+def measured_under(state: PeftState, base: Mapping[str, Tensor], config: Config, facts: AdapterFacts) -> list[Measured]:
+    """What some of the weights under the adapters of a whole state are, beside a base's; empty if these are not to be the base's.
+
+    ``config`` is that of the model that was trained. Raises what `as_in_memory` and `fuse_adapters` raise.
+    """
+    if changed_base(facts.config) is not None:
+        return []
+    return list(_measured(state, as_in_memory(base, config, state.adapters, facts.config).tensors, facts))
 
 
 def _measured(state: PeftState, base: Mapping[str, Tensor], facts: AdapterFacts) -> Iterator[Measured]:

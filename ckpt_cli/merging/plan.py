@@ -225,7 +225,7 @@ def _fused(component: OpenedComponent, setting: Setting[MergeOptions]) -> Draft:
         alone = setting.base is not None and adapters_alone(chosen.tensors)
         reference = setting.base.weights() if setting.base is not None and alone else None
         component, told = with_plain_config(component, setting.base, {} if reference is None else reference.tensors)
-        fused, notes = fused_adapters(component, setting.base, fused, options.lora_alpha)
+        fused, notes = fused_adapters(component, setting.base, fused, options)
         chosen, lora, more = with_adapters_fused(
             component, reference, options.lora_alpha, cast=options.dtype not in (None, "keep"), allow_overflow=options.allow_overflow
         )

@@ -109,6 +109,19 @@ def recorded_snapshot(given: str, folder: Path, manifest: Manifest | None) -> Pa
     return _snapshot(given, folder, made_with["commit"])
 
 
+def recorded_base(config: Config) -> Path | None:
+    """The folder of the model that an adapter's config names, where it is on this machine or in the Hub cache; None where it is not."""
+    named = config.get(NAME_OR_PATH)
+    if not isinstance(named, str) or not 0 < len(named) <= MAX_NAME:
+        return None
+    try:
+        folder = resolve_base(named)
+    except (CkptError, ValueError):
+        return None
+    revision = _revision(named, config.get("revision"))
+    return folder if revision is None else _snapshot(named, folder, revision)
+
+
 def _trained_snapshot(given: str, folder: Path, components: Sequence[OpenedComponent]) -> Path:
     """The ``folder`` of a base, or, of one ``given`` as a Hub ID, the snapshot that adapters alone record, where it is in the cache."""
     for component in components:

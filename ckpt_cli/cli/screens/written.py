@@ -77,7 +77,7 @@ def merge_result(result: MergeResult, session: Session) -> None:
         facts.append(("names", _naming(output)))
         facts.append(("from base", _carried(output)))
         facts.append(("lora", _lora(output.lora)))
-        facts += [("", note.text) for note in output.notes if note.code == "lora-alone"]
+        facts += [("", note.text) for note in output.notes if note.code in ("lora-alone", "left-to-base")]
         facts += [("dropped", f"{name}: {why}") for name, why in output.dropped.items()]
         if output.left_out:
             facts.append(("left out", f"{text.plural(output.left_out, 'tensor')}, by --include / --exclude"))

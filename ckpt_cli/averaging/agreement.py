@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpt_cli import shell
-from ckpt_cli.averaging.buffers import buffer_notes, refuse_other_masks
+from ckpt_cli.averaging.buffers import buffer_notes, is_equal_mask, refuse_other_masks
 from ckpt_cli.averaging.companions import leaning
 from ckpt_cli.errors import DifferentTensors, Unsupported
 from ckpt_cli.hub.classes.computed.coded_floats import coded_floats
@@ -74,7 +74,7 @@ def agree(
     used = formula.without_zeros()
     for name in common:
         tensors = tuple(tensors[name] for tensors in held)
-        if tensors[-1].dtype.code in BITS and name not in fixed:
+        if tensors[-1].dtype.code in BITS and name not in fixed and not is_equal_mask(name, tensors):
             combinations[name] = Combination(tuple(tensor for index, tensor in enumerate(tensors) if index in kept), used)
             continue
         alone = [replace(tensor, alias_of=None) for tensor in tensors]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ckpt_cli.errors import Unsupported
@@ -14,7 +14,9 @@ from ckpt_cli.names import few
 from ckpt_cli.output.plan import Combination
 from ckpt_cli.tensors.component import Note
 from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.masks import is_mask
 from ckpt_cli.tensors.reading import elements
+from ckpt_cli.tensors.tensor import Tensor
 
 RANGES = re.compile(r"_?amax(_history)?|(min|max)_val|(running|act|activation|input|output)_(min|max|amax|absmax)")
 """Last parts of names of the ranges that observers and quantisers found (torch.ao, ModelOpt)."""
@@ -51,6 +53,12 @@ def refuse_other_masks(combinations: Mapping[str, Combination]) -> None:
                 expected=EQUAL_MASKS,
                 hint="average checkpoints of one mask, or leave it out with --exclude",
             )
+
+
+def is_equal_mask(name: str, tensors: Sequence[Tensor]) -> bool:
+    """Whether checkpoints hold the same mask with infinities, of which a sum of weights makes NaN: it is copied, as equal integers are."""
+    first, *others = (replace(tensor, alias_of=None) for tensor in tensors)
+    return is_mask(name, first) and all(same_values(first, other) for other in others)
 
 
 def buffer_notes(combinations: Mapping[str, Combination]) -> list[Note]:

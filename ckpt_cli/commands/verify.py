@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,10 +215,11 @@ def _verified(
                     shard_order=chosen.shard_order,
                 )
                 notes += opened.notes
-                different, summary, guessed = _against(one, config, opened, files, chosen, progress, checks, number)
+                different, summary, guessed, wanted = _against(one, config, opened, files, chosen, progress, checks, number)
                 notes += guessed
                 wrong = {item.tensor for item in different}
-                found[number] = [as_in_source(item) if item.tensor not in wrong else item for item in found[number]] + different
+                said = [item if item.tensor in wrong else as_in_source(item, one.stored, wanted) for item in found[number]]
+                found[number] = said + different
                 sources.append(summary)
         comparison = None
         if reference is not None:
@@ -322,8 +323,11 @@ def _against(
     progress: Progress | None,
     checks: Checks,
     number: int,
-) -> tuple[list[Finding], SourceComparison, list[Note]]:
-    """Compare with the checkpoint that the output was made from; the notes are about what was taken for granted of its adapters."""
+) -> tuple[list[Finding], SourceComparison, list[Note], Mapping[str, Wanted]]:
+    """Compare with the checkpoint that the output was made from, and what that would write.
+
+    The notes are about what was taken for granted of its adapters.
+    """
     manifest = subject.manifest
     hint = "pass the checkpoint that it was made from, or --full to check its values without one"
     refuse_itself(subject, opened, "--against", hint)
@@ -339,7 +343,8 @@ def _against(
         found += different_side_files(subject.folder.folder, part, merged_from(manifest, opened.found), files)
     summary = summary_of(opened.found.path, part, subject.tensors, wanted, compared, found)
     damaged = damaged_records(wanted, part.opened.component.tensors.values(), name=f"records {number}", **shared)
-    return [*found, *damaged, *changed_sources(manifest)], summary, [note for note in part.notes if note.code in (*GUESSED, *REPEATED)]
+    guessed = [note for note in part.notes if note.code in (*GUESSED, *REPEATED)]
+    return [*found, *damaged, *changed_sources(manifest)], summary, guessed, wanted
 
 
 # -- against a base --------------------------------------------------------------------------------------------------

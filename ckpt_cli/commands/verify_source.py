@@ -38,6 +38,7 @@ from ckpt_cli.urls import URL, full_name, is_unnamed, recorded
 from ckpt_cli.verifying.adapter import scales
 from ckpt_cli.verifying.findings import finding
 from ckpt_cli.verifying.source import Wanted
+from ckpt_cli.verifying.values import not_finite
 
 AVERAGE = "average"
 MERGE = "merge"
@@ -253,9 +254,22 @@ def summary_of(
     )
 
 
-def as_in_source(item: Finding) -> Finding:
-    """A matrix of zeros that is also zero in the source was trained that way."""
-    return finding("zeros", item.message, tensor=item.tensor, file=item.file, **item.numbers) if item.code == "all-zero" else item
+def as_in_source(item: Finding, tensors: Mapping[str, Tensor], wanted: Mapping[str, Wanted]) -> Finding:
+    """What a source with the same values says of a finding about one of the ``tensors``: they were trained that way.
+
+    A matrix of zeros is nothing odd then. Values that are not finite are still worth telling, unless a cast made them.
+    """
+    said: dict[str, Any] = {"tensor": item.tensor, "file": item.file, **item.numbers}
+    if item.code == "all-zero":
+        return finding("zeros", item.message, **said)
+    if item.code != "non-finite" or item.tensor is None:
+        return item
+    held, source = tensors.get(item.tensor), wanted.get(item.tensor)
+    if held is None or source is None or item.file not in {Path(piece.source.path).name for piece in held.pieces}:
+        return item
+    if source.tensor.dtype != held.dtype and not_finite(source.tensor) != not_finite(held):
+        return item
+    return finding("non-finite-in-source", f"{item.message}, as in the source", **said)
 
 
 def changed_sources(manifest: Manifest | None) -> list[Finding]:

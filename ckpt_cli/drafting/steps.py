@@ -24,6 +24,7 @@ from ckpt_cli.hub.assets import CONFIG, config_notes
 from ckpt_cli.hub.beside.codes import without_settings_of_codes
 from ckpt_cli.hub.classes.claims import Claim, claim_for, without_allowed
 from ckpt_cli.hub.classes.computed.optional import with_optional_notes, with_optional_of_base
+from ckpt_cli.hub.classes.computed.stored_buffers import stored_buffers
 from ckpt_cli.hub.classes.dtypes import odd_dtypes, undeclared_codes
 from ckpt_cli.hub.classes.fit import KnownClass
 from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
@@ -204,6 +205,7 @@ def compared_claim(draft: Draft) -> Claim:
     """What comparing the tensors of a draft with their class says."""
     selection = draft.selection
     shapes = {name: tensor.shape for name, tensor in draft.tensors.items()}
+    buffers = stored_buffers(draft.tensors, draft.assets.config, selection.kind)
     claim = claim_for(
         shapes,
         _class_written(draft, shapes),
@@ -213,11 +215,12 @@ def compared_claim(draft: Draft) -> Claim:
         change=GUESS if selection.is_guess else selection.change.told,
         beside=selection.lacking,
         uncommon=draft.uncommon,
+        told=buffers.told,
     )
     told = f", {DDP} was removed from {selection.unwrapped} of them" if selection.unwrapped else ""
     # What was said of layers when they were opened is not said again.
     known = {note.code for source in draft.sources for note in source.component.notes if note.code == NO_LAYERS}
-    return replace(claim, text=claim.text + told, notes=tuple(note for note in claim.notes if note.code not in known))
+    return replace(claim, text=claim.text + told, notes=(*(note for note in claim.notes if note.code not in known), *buffers.notes()))
 
 
 def _class_written(draft: Draft, shapes: Mapping[str, Shape]) -> KnownClass | str:

@@ -18,6 +18,7 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.files.source import FileSource
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.masks import is_mask
 from ckpt_cli.tensors.tensor import Piece, Tensor
 
 LEAST_HOLE = 1 << 20
@@ -153,6 +154,7 @@ def _zeros_at_the_end(source: FileSource, pieces: list[tuple[Piece, Tensor]]) ->
         if stop > start
         and min(stop - start, stop - begin) >= min(LEAST_ZEROS, (stop - begin) // 4)
         and not may_end_in_zeros(tensor.name, tensor.shape, tensor.dtype)
+        and not is_mask(tensor.name, tensor)
     ]
     return Torn(source.path, source.size, zeros=zeros, tensor=doubtful[0].name) if doubtful else None
 

@@ -20,6 +20,7 @@ from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import OF_CODES, OWN_CONFIGS, TOKENIZER_CONFIG
 from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
 from ckpt_cli.hub.classes.absent.own_words import replaced_text
+from ckpt_cli.hub.classes.computed.stored_buffers import AGREES, DIFFERS, stored_buffers
 from ckpt_cli.hub.classes.config_counts import mismatches, odd_settings
 from ckpt_cli.hub.classes.dtypes import odd_dtypes
 from ckpt_cli.hub.classes.expected_tensors import Doubtful
@@ -102,6 +103,9 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
     found += _ids_beyond(folder, config, tensors)
     found += [*_settings_beside(folder), *_codes_beside(folder, tensors), *_name(folder, config, tensors, loaded_as)]
     found += [finding(note.code, note.text) for note in odd_dtypes(tensors, config, kind)]
+    buffers = stored_buffers(tensors, config, kind)
+    found += [finding(DIFFERS, text, tensor=name) for name, text in buffers.differing.items()]
+    found += [finding(AGREES, f"{buffers.of} computes this anew, with the same values", tensor=name) for name in buffers.agreeing]
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
     found += _counted(config, tensors, known=known, namings=namings)
     unknown = kind.unknown if isinstance(kind, KnownClass) else kind
@@ -109,7 +113,7 @@ def check_config(folder: Path, tensors: Mapping[str, Tensor], *, written: bool, 
         found.append(finding(unknown.code, unknown, file=CONFIG))
     if not isinstance(kind, KnownClass):
         return ConfigCheck(config, (*found, *([] if isinstance(kind, Doubtful) else [finding("not-compared", kind)])))
-    fit, different = _compared(shapes, kind)
+    fit, different = _compared(shapes, kind, buffers.told)
     findings, line = (*found, *different), claim(fit)
     start = fit.wrapper + fit.doubles
     replaced = tuple(dict.fromkeys(n for name in fit.replaced for n in (name, start + name.removeprefix(fit.lacks))))
@@ -195,8 +199,11 @@ def _dtype(config: Config, tensors: Mapping[str, Tensor], kind: KnownClass | str
 # -- names and shapes ------------------------------------------------------------------------------------------------
 
 
-def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[Finding]]:
-    """Differences to the tensors of the model class, under those of its names that fit best: of the hub, as in memory, or older ones."""
+def _compared(shapes: Mapping[str, Shape], kind: KnownClass, told: Collection[str]) -> tuple[Fit, list[Finding]]:
+    """Differences to the tensors of the model class, under those of its names that fit best: of the hub, as in memory, or older ones.
+
+    Of those that have no place something is ``told`` already.
+    """
     change = common_prefix(kind, shapes)
     if change.removed and change.removed != f"{kind.known.prefix}." and not kind.own:
         fit = compared({change.of(name): shape for name, shape in shapes.items()}, kind)
@@ -233,6 +240,8 @@ def _compared(shapes: Mapping[str, Shape], kind: KnownClass) -> tuple[Fit, list[
     for name in [name for name in fit.extra if name not in mixed and name not in shadowed]:
         if fit.wrapper and VALUE_HEAD.fullmatch(name):
             found.append(finding("extra-tensor", "a value head of TRL beside the model", tensor=name))
+            continue
+        if fit.name_in(shapes, name) in told:
             continue
         held = shapes.get(fit.name_in(shapes, name))
         shown = f" (shape {shape_text(held)})" if held is not None else ""

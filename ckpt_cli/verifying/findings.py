@@ -90,10 +90,7 @@ KINDS: dict[str, Kind] = {
     ),
     "lfs-pointer": Kind("error", "headers", "a Git LFS pointer stands in place of a file", "git lfs pull, in its repository"),
     "file-pointer": Kind(
-        "error",
-        "headers",
-        "a pointer of git-annex or git-xet, or the text of a link, stands in place of a file",
-        "get the file itself, and put it in its place",
+        "error", "headers", "a pointer of git-annex or git-xet, or the text of a link, stands in place of a file", "get the file itself"
     ),
     "unfinished-download": Kind(
         "error",
@@ -160,6 +157,8 @@ KINDS: dict[str, Kind] = {
         "headers",
         "a name that is not among those shipped for the class; where transformers can build it, verify can tell whether it has it",
     ),
+    "buffer-differs": Kind("warning", "headers", "the model class computes this anew from config.json, with other values than are stored"),
+    "buffer-agrees": Kind("info", "headers", "the model class has no place for this, as it computes the same values from config.json"),
     "extra-layer": Kind(
         "warning", "headers", "a layer or expert beyond those of the config: loaders leave it out", "restore config.json from the run"
     ),
@@ -211,10 +210,7 @@ KINDS: dict[str, Kind] = {
     "partial-output": Kind("warning", "headers", "the output was made from one that had been written without some tensors"),
     "damaged-adapter": Kind("error", "headers", "LoRA factors and adapter_config.json do not match", "export the adapter again"),
     "partial-adapter": Kind(
-        "warning",
-        "headers",
-        "layers without LoRA factors, and nothing says that they were left out",
-        "look for the adapter's other files",
+        "warning", "headers", "layers without LoRA factors, and nothing says that they were left out", "look for the adapter's other files"
     ),
     "unknown-setting": Kind(
         "warning", "headers", "adapter_config.json has a setting that ckpt does not know, and which may change the result"
@@ -295,6 +291,8 @@ KINDS: dict[str, Kind] = {
     "non-finite": Kind(
         "error", "full", "a tensor holds NaN or infinite values", "find out where they come from: use --against with the source"
     ),
+    "non-finite-in-source": Kind("warning", "full", "a tensor holds NaN or infinite values, and the source has them too"),
+    "infinite-mask": Kind("info", "full", "a mask that attention adds: zeros (or ones) and minus infinity, and nothing else"),
     "all-zero": Kind("warning", "full", "all elements of a matrix are zero: it may never have been loaded or trained"),
     "zero-tail": Kind("warning", "full", "a file's part of a matrix ends in zeros: an interrupted copy", COMPARE),
     "negative-variance": Kind(

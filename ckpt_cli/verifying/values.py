@@ -21,8 +21,9 @@ from ckpt_cli.progress import Progress
 from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.casting import view_as
 from ckpt_cli.tensors.equality import same_values
+from ckpt_cli.tensors.masks import is_mask
 from ckpt_cli.tensors.parallel import Advance
-from ckpt_cli.tensors.reading import is_run, read_tile, stored_bytes, tiles
+from ckpt_cli.tensors.reading import blocks, elements, is_run, read_tile, stored_bytes, tiles
 from ckpt_cli.tensors.tensor import Piece, Tensor
 from ckpt_cli.tensors.torn import LEAST_ZEROS, is_vocabulary, may_end_in_zeros
 from ckpt_cli.verifying.beside import OF_WEIGHTS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ckpt_cli.tensors.reading import Array
 
 BLOCK = 1 << 20
+MASK = "infinite-mask"
 
 
 @dataclass(slots=True)
@@ -191,8 +193,9 @@ def _check(name: str, tensor: Tensor, wanted: int | None, sample: float | None, 
             if now != wanted:
                 message = f"CRC-32 is {now:08x}, but {wanted:08x} was written"
                 found.append(finding("wrong-checksum", message, tensor=name, file=_file(tensor)))
-    found += _judged(name, tensor, seen)
-    if not seen.zero:
+    judged = [*_judged(name, tensor, seen)]
+    found += judged
+    if not seen.zero and not any(item.code == MASK for item in judged):  # the last row of a causal mask sees all
         found += [item for piece, zeros in tails for item in _tail(name, tensor, piece, zeros)]
     return Outcome(tuple(found), read, compared)
 
@@ -269,6 +272,11 @@ def _not_finite(values: Array, dtype: Dtype) -> Array:
     return not_finite
 
 
+def not_finite(tensor: Tensor) -> int:
+    """How many elements of a tensor are NaN or infinite."""
+    return sum(int(_not_finite(elements(tensor, *block), tensor.dtype).sum()) for block in blocks(tensor, BLOCK))
+
+
 def _replicas(name: str, tensor: Tensor, crcs: Mapping[int, int]) -> Iterator[Finding]:
     """Copies whose bytes differ from those of the piece with the same box."""
     owners = {piece.box: piece for piece in tensor.pieces}
@@ -292,7 +300,9 @@ def _tail(name: str, tensor: Tensor, piece: Piece, zeros: int) -> Iterator[Findi
 
 
 def _judged(name: str, tensor: Tensor, seen: _Seen) -> Iterator[Finding]:
-    if seen.nan or seen.infinite:
+    if seen.infinite and not seen.nan and is_mask(name, tensor):
+        yield finding(MASK, f"{seen.infinite} of {tensor.numel} elements are minus infinity", tensor=name, infinite=seen.infinite)
+    elif seen.nan or seen.infinite:
         message = f"{seen.nan} NaN and {seen.infinite} infinite of {tensor.numel} elements"
         yield finding("non-finite", message, tensor=name, file=_file(tensor), nan=seen.nan, infinite=seen.infinite, elements=tensor.numel)
     elif seen.negative:

@@ -97,13 +97,14 @@ def claim_for(
     change: str = "",
     beside: Collection[str] = (),
     uncommon: Collection[str] = (),
+    told: Collection[str] = (),
 ) -> Claim:
     """Compare a planned output with the class (``kind``) and with the counts in its config.
 
     ``change`` says which prefix was removed from names for this, or without a comparison, or added to them. ``on_purpose`` are names that
     filters or a key map left out: they are not lacking. ``uncommon`` are those that --intersect left out, which proves nothing: they are
     lacking where the class has them, also if a loader can do without. ``beside`` are names that the model has of which these are an
-    average: they are lacking too, unless the tensors of the class are known.
+    average: they are lacking too, unless the tensors of the class are known. Of those that have no place something is ``told`` already.
     """
     fit = compared_under(shapes, kind, naming) if isinstance(kind, KnownClass) else None
     known, namings = (kind.has_shapes, kind.namings) if isinstance(kind, KnownClass) else (False, ())
@@ -158,7 +159,8 @@ def claim_for(
         )
         notes.append(Note("warning", "extra-layers", f"{text}; {ADVICE['extra-layers']}"))
     shadowed = tuple(name for name in shadowed_names(kind, shapes) if name in fit.extra)  # no loader ignores these
-    fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond, *shadowed}))
+    known_of = tuple(name for name in fit.extra if fit.name_in(shapes, name) in told)
+    fit = replace(fit, extra=tuple(name for name in fit.extra if name not in {*mixed, *beyond, *shadowed, *known_of}))
     foreign = fit.extra if len(fit.extra) <= len(shapes) // 2 or not fit.is_foreign else ()
     if foreign:
         kinds = few(grouped(foreign))
@@ -176,7 +178,7 @@ def claim_for(
             notes.append(Note("warning", "extra-tensors", f"{text}; {advice}"))
     done = f", {change}" if change else ""
     text = f"{claim(fit)}{done}{', the class of its model type that fits' if kind.chosen else ''}"
-    fit = replace(fit, extra=(*fit.extra, *mixed, *beyond, *shadowed))
+    fit = replace(fit, extra=(*fit.extra, *mixed, *beyond, *shadowed, *known_of))
     shortage = "" if kind.has_shapes else shortage
     return Claim(text, fit, tuple(notes), lacking, printable(kind.kind), mixed, shortage, odd_counts=counts, optional=optional)
 

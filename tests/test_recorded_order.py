@@ -134,6 +134,98 @@ class TestFiles:
         assert "1000, 200" in refused(paths)
 
 
+class TestWhatIsRecorded:
+    """Counts in every arrangement of the paths: files in folders, folders in folders, what loops of people's own and kohya record."""
+
+    VERSIONS = ("model-abc:v0", "model-abc:v1", "model-abc:v10", "model-abc:v2")
+
+    @pytest.mark.parametrize("method", ORDERED)
+    def test_of_files_in_folders_whose_numbers_agree_is_the_order(self, tmp_path: Path, method: str) -> None:
+        paths = [lightning(made(tmp_path / name / "model.ckpt"), step) for name, step in zip(self.VERSIONS, (10, 20, 110, 30), strict=True)]
+        assert refused(paths, method).endswith("but these are steps 10, 20, 110, 30, by global_step")
+        ordered = [*paths[:2], paths[3], paths[2]]
+        assert order_note(ordered, method) is None
+        assert order_note(paths, "uniform") is None
+
+    def test_against_the_numbers_of_folders_or_without_any_is_a_warning(self, tmp_path: Path) -> None:
+        """Of a second stage, which counts from the start, it is true as well: so nothing is refused."""
+        for names in (("stage1", "stage2"), ("sft", "dpo")):
+            paths = [lightning(made(tmp_path / name / "last.ckpt"), step) for name, step in zip(names, (1000, 200), strict=True)]
+            level, text = order_note(paths) or ("", "")
+            assert (level, f"{paths[0]} (global_step 1000) is before {paths[1]} (200)" in text) == ("warning", True)
+            assert "in which they were given" in text
+            assert order_note(paths[::-1]) is None
+
+    def test_in_the_folder_around_a_model(self, tmp_path: Path) -> None:
+        paths = [model(tmp_path / name / "model") for name in "ab"]
+        for path, step in zip(paths, (300, 200), strict=True):
+            (path.parent / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        level, text = order_note(paths) or ("", "")
+        assert (level, "trainer_state.json 300" in text) == ("warning", True)
+        assert order_note(paths[::-1]) is None
+        beside = [model(tmp_path / "c" / name) for name in "de"]
+        (tmp_path / "c" / "trainer_state.json").write_text(json.dumps({"global_step": 5}))
+        assert (order_note(beside) or ("",))[0] == "info"
+
+    @pytest.mark.parametrize("name", ["epoch", "iteration", "step"])
+    def test_by_loops_of_ones_own(self, tmp_path: Path, name: str) -> None:
+        for folders in (("a", "b"), (".", ".")):
+            paths = [made(tmp_path / folder / f"{file}.pt") for folder, file in zip(folders, ("best", "last"), strict=True)]
+            for path, number in zip(paths, (9, 5), strict=True):
+                torch.save({"model": {"w": torch.randn(4)}, name: number}, path)
+            level, text = order_note(paths) or ("", "")
+            assert (level, f"({name} 9)" in text) == ("warning", True)
+            assert order_note(paths[::-1]) is None
+
+    def test_in_headers_of_safetensors(self, tmp_path: Path) -> None:
+        paths = [made(tmp_path / name / "lora.safetensors") for name in "ab"]
+        for path, step in zip(paths, ("90", "50"), strict=True):
+            save_file({"w": torch.randn(4)}, path, metadata={"ss_steps": step})
+        assert (order_note(paths) or ("",))[0] == "warning"
+        assert order_note(paths[::-1]) is None
+
+    def test_of_some_or_alike_is_said_to_tell_nothing(self, tmp_path: Path) -> None:
+        alike = [lightning(made(tmp_path / name / "last.ckpt"), 10) for name in "ab"]
+        level, text = order_note(alike) or ("", "")
+        assert (level, "what they record (global_step 10, 10) does not say which" in text) == ("info", True)
+        other = plain(made(tmp_path / "c" / "last.ckpt"))
+        older = lightning(made(tmp_path / "d" / "last.ckpt"), 5)
+        assert (order_note([*alike, other, older]) or ("",))[0] == "warning"
+        level, text = order_note([older, other, alike[0]]) or ("", "")
+        assert (level, "global_step 5, none, 10" in text) == ("info", True)
+
+    def test_by_other_trainings_is_none(self, tmp_path: Path) -> None:
+        paths = [model(tmp_path / "sft", 1000, [5.0, 4.0]), model(tmp_path / "dpo", 200, [0.7, 0.6])]
+        assert (order_note(paths) or ("",))[0] == "info"
+
+
+class TestTheOrderOfAShell:
+    """Where nothing is recorded."""
+
+    @pytest.mark.parametrize("form", ["model-abc:v{}", "v{}", "run_{}_merged", "v{}/model"])
+    def test_is_a_warning(self, tmp_path: Path, form: str) -> None:
+        paths = [model(tmp_path / form.format(number)) for number in (0, 1, 10, 11, 2)]
+        level, text = order_note(paths) or ("", "")
+        assert (level, f"{paths[3]} is before {paths[4]}, as a shell lists them" in text) == ("warning", True)
+        for others in ([*paths[:2], paths[4], *paths[2:4]], paths[::-1], [paths[1], paths[0], paths[4]]):
+            assert (order_note(others) or ("",))[0] == "info"
+
+    def test_of_names_that_differ_otherwise_is_none(self, tmp_path: Path) -> None:
+        for names in (("a10", "b2"), ("lr_0.10", "lr_0.9"), ("v01", "v02", "v10")):
+            assert (order_note([model(tmp_path / name) for name in names]) or ("",))[0] == "info"
+
+
+def made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def order_note(paths: Sequence[Path], method: str = "ema") -> tuple[str, str] | None:
+    options = {"decay": 0.5} if method == "ema" else {}
+    result = ckpt_cli.average(paths, paths[0].parent.parent / "average", method=method, dry_run=True, **options)
+    return next(((note.level, note.text) for note in result.outputs[0].notes if note.code == "order-given"), None)
+
+
 def plain(path: Path) -> Path:
     torch.save({"w": torch.randn(4)}, path)
     return path

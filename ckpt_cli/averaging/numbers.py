@@ -8,11 +8,13 @@ from pathlib import Path
 
 from ckpt_cli.averaging.coefficients import ORDERED
 from ckpt_cli.averaging.options import AverageOptions, Method
+from ckpt_cli.averaging.path_numbers import shell_inversion
 from ckpt_cli.averaging.recorded_order import recorded_order
 from ckpt_cli.averaging.steps import Snapshots
 from ckpt_cli.discover.found import Found, ages
 from ckpt_cli.discover.newest import told_counters
 from ckpt_cli.errors import UsageError
+from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 
@@ -59,7 +61,7 @@ def _check_order(found: Sequence[Found], method: Method, *, counted_anew: bool) 
 def _check_recorded(snapshots: Snapshots, method: Method) -> None:
     """The same by what is recorded of them, where names do not say it. Two of the same step may be of two trainings."""
     order = recorded_order(snapshots.opened)
-    if order is not None and any(a > b for a, b in itertools.pairwise(order.ages)):
+    if order is not None and order.is_certain and order.inversion is not None:
         raise _disordered(method, order.names, f", by {order.by}")
 
 
@@ -69,11 +71,27 @@ def _disordered(method: Method, steps: Sequence[str], source: str = "") -> Usage
 
 
 def order_notes(snapshots: Snapshots, method: Method) -> list[Note]:
-    """That the order of a method is the one in which paths were given, where nothing tells another."""
-    if method not in ORDERED or snapshots.are_numbered_alike or recorded_order(snapshots.opened) is not None:
+    """That the order of a method is the one in which paths were given, where nothing tells another for certain.
+
+    A warning if what they record, or the numbers in their paths, is in another order.
+    """
+    if method not in ORDERED or snapshots.are_numbered_alike:
         return []
-    text = "nothing says which of these checkpoints is older: they count from old to new in the order in which they were given"
-    return [Note("info", "order-given", text)]
+    order, paths = recorded_order(snapshots.opened), [opened.found.path for opened in snapshots.opened]
+    given = "they count from old to new in the order in which they were given"
+    if order is not None and order.inversion is not None:
+        first, second = order.inversion
+        text = f"{paths[first]} ({order.by} {order.names[first]}) is before {paths[second]} ({order.names[second]})"
+        return [Note("warning", "order-given", f"{text}, and {given}: if they are of one training, pass them from old to new")]
+    if order is not None and order.tells_all:
+        return []
+    swapped = shell_inversion(paths)
+    if swapped is not None:
+        first, second = swapped
+        text = f"{paths[first]} is before {paths[second]}, as a shell lists them, and {given}"
+        return [Note("warning", "order-given", f"{text}: pass them by their numbers, as ls -v lists them, if these say which is older")]
+    why = "nothing says" if order is None else f"what they record ({order.by} {few(order.names, 4)}) does not say"
+    return [Note("info", "order-given", f"{why} which of these checkpoints is older: {given}")]
 
 
 def unit_notes(snapshots: Snapshots, method: Method, options: AverageOptions) -> list[Note]:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ckpt_cli.discover.around.near import near_folders, near_homes
+from ckpt_cli.discover.around.side_folders import IN_STEPS, OF_SIDE_FILES, inner_folders, is_well_named, kind_of_file, rivals
+from ckpt_cli.discover.around.untaken import untaken_notes
 from ckpt_cli.discover.beside.files import holds_weights
-from ckpt_cli.discover.beside.folders import files_with_weights, held_below, is_searched, kind_of
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import Folders, files_in, is_file, is_folder
-from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import read_small
-from ckpt_cli.formats.registry import recognise
 from ckpt_cli.formats.step_names import epoch_of, step_of
 from ckpt_cli.formats.trainers import CONFIGS, ROLES, RUNS, THE_RUN
 from ckpt_cli.formats.training_state_names import is_state_file
-from ckpt_cli.hub.assets import CONFIG, HUB_FOLDER, Assets, files_of
+from ckpt_cli.hub.assets import HUB_FOLDER, Assets, files_of
 from ckpt_cli.hub.beside.listed import home_of
-from ckpt_cli.hub.beside.model_config import no_model_config
-from ckpt_cli.hub.beside.named import folders_named_in
 from ckpt_cli.hub.beside.names import has_weight_suffix, is_doubtful, is_unknown
-from ckpt_cli.hub.beside.processors import NAMES as PROCESSORS
-from ckpt_cli.hub.beside.tokenizers import has_vocabulary
 from ckpt_cli.hub.loaded_with.read_by_class import asked_for
 from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, adapter_config, has_adapters
 from ckpt_cli.names import few
@@ -35,32 +30,6 @@ from ckpt_cli.tensors.component import Note
 
 OF_RUN = tuple(name for name in CONFIGS if name.startswith(f"{THE_RUN}/"))
 """Folders of a run that trainers keep side files in."""
-
-OF_SIDE_FILES = frozenset(
-    ("hf", "huggingface", "transformers", "pretrained", "model", "tokenizer", "processor", "preprocessor", "config", "configs", "assets")
-)
-"""What a folder of side files is called, where it lies in a run, or beside weights that are no step of one."""
-
-IN_STEPS = OF_SIDE_FILES | {
-    "and",
-    "checkpoint",
-    "ckpt",
-    "export",
-    "files",
-    "final",
-    "format",
-    "hub",
-    "metadata",
-    "processors",
-    "tokenizers",
-}
-"""What one in a step is called besides: nothing here says that it is of another model."""
-
-TOKENIZERS = re.compile(r"(?!.*(audio|speech|sound|image|vision|visual|video|vq|vae)).*tokenizers?([_-].*)?", re.IGNORECASE)
-IN_PARTS = ("model_index.json", "modules.json")
-"""What makes each folder beside it a part of one pipeline."""
-
-MOST_INNER = 64
 
 
 def homes_of(found: Found, place: Place) -> tuple[Path, ...]:
@@ -84,7 +53,7 @@ def _homes(found: Found, place: Place) -> list[list[Path]]:
     inner = [*([root] if is_inside else []), *homes_of(found, place)]
     beside = [each for folder in inner for each in (folder, *(spot for spot in spots if spot.parent == folder))]
     outer = [*_around(found), *(each for run in _all_runs(found) for each in (*_of_run(run), run))]
-    own = list(dict.fromkeys((*beside, *spots, *outer)))
+    own = list(dict.fromkeys((*beside, *spots, *outer, *near_homes(found))))
     there = Folders()
     return [[home, *(folder for folder in _used_inner(home, found, there) if folder not in own)] for home in own]
 
@@ -96,9 +65,9 @@ def doubtful_homes(found: Found, place: Place) -> list[Path]:
     """
     own, there = [home for homes in _homes(found, place) for home in homes], Folders()
     homes = [home for home in own if _is_in_step(home, found)]
-    held = {folder: kinds for home in homes for folder, kinds in _inner(home, found, there).items() if folder not in own}
+    held = {folder: kinds for home in homes for folder, kinds in inner_folders(home, found, there).items() if folder not in own}
     unknown = {folder: kinds for folder, kinds in held.items() if not _counts_by_name(folder, found)}
-    return [folder for folder in unknown if not _rivals(folder, unknown)]
+    return [folder for folder in unknown if not rivals(folder, unknown)]
 
 
 def homes_in_step(step: Path, own: Sequence[Path], found: Found) -> list[Path]:
@@ -117,81 +86,18 @@ def _of_run(run: Path) -> list[Path]:
 
 def _used_inner(home: Path, found: Found, there: Folders, *, any_name: bool = False) -> list[Path]:
     """The folders in a home that its side files may be in, by their names or of ``any_name``."""
-    held = _inner(home, found, there)
+    held = inner_folders(home, found, there)
     named = {folder: kinds for folder, kinds in held.items() if any_name or _counts_by_name(folder, found)}
-    return [folder for folder in named if not _rivals(folder, named)]
+    return [folder for folder in named if not rivals(folder, named)]
 
 
 def _counts_by_name(folder: Path, found: Found) -> bool:
     """Whether a folder beside weights belongs to them, by its name."""
-    known = IN_STEPS if _is_in_step(folder, found) else OF_SIDE_FILES
-    return all(word in known for word in re.split(r"[ ._-]+", folder.name.lower()))
+    return is_well_named(folder.name, IN_STEPS if _is_in_step(folder, found) else OF_SIDE_FILES)
 
 
 def _is_in_step(folder: Path, found: Found) -> bool:
     return found.step is not None and folder.is_relative_to(found.path)
-
-
-def _rivals(folder: Path, held: Mapping[Path, Mapping[str, Path]]) -> list[Path]:
-    """Other folders beside it that have something else of what it has: nothing tells which of them counts."""
-    own = held[folder]
-    return [
-        other
-        for other, files in held.items()
-        if other != folder and any(not _same(own[kind], files[kind]) for kind in own if kind in files)
-    ]
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.name == other.name and read_small(one) == read_small(other)
-
-
-def _inner(home: Path, found: Found, there: Folders) -> dict[Path, dict[str, Path]]:
-    """The folders in a home that hold a config, a tokenizer or a processor, and no weights or state: each with a file of each kind."""
-    with contextlib.suppress(Unreadable):  # what cannot be looked at is nothing that was looked for
-        return _inner_of(home, found, there)
-    return {}
-
-
-def _inner_of(home: Path, found: Found, there: Folders) -> dict[Path, dict[str, Path]]:
-    if any(there.is_file(home / name) for name in IN_PARTS) or not there.is_folder(home):
-        return {}
-    taken = [
-        folder
-        for each in (found, *found.more)
-        for place in each.places
-        for folder in (place.home, place.match.root, *place.match.more_roots)
-    ]
-    held = {}
-    inner = there.folders(home, _may_be_inner)[:MOST_INNER]
-    named = folders_named_in(home) if inner else ()
-    for folder in (folder for folder in inner if folder not in named):
-        with contextlib.suppress(CkptError):
-            kinds = _kinds(folder, there)
-            is_taken = any(path == folder or path.is_relative_to(folder) for path in taken)
-            if kinds and not is_taken and not _holds_more(folder, there):
-                held[folder] = kinds
-    return held
-
-
-def _may_be_inner(name: str) -> bool:
-    kind = "model" if TOKENIZERS.fullmatch(name) else kind_of(name)
-    return kind == "model" and name != HUB_FOLDER and is_searched(name) and not name.isdigit()
-
-
-def _kinds(folder: Path, there: Folders) -> dict[str, Path]:
-    """A file of each kind of side files in a folder."""
-    kinds: dict[str, Path] = {}
-    for path in there.files(folder, lambda name: name == CONFIG or has_vocabulary([name]) or name in PROCESSORS):
-        if path.name != CONFIG or no_model_config(path) is None:
-            kinds.setdefault(_kind_of(path.name), path)
-    return kinds
-
-
-def _holds_more(folder: Path, there: Folders) -> bool:
-    """Whether there are weights, an adapter, training state or an output of ckpt in a folder, or below it."""
-    known = there.files(folder, lambda name: name in (ADAPTER_CONFIG, MANIFEST) or is_state_file(name))
-    return bool(known or recognise(folder, there) or files_with_weights(folder, there)) or held_below(folder, there) != []
 
 
 def _beside_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Sequence[Path]], doubtful: Collection[Path]) -> list[Note]:
@@ -202,12 +108,17 @@ def _beside_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Se
     whole = {path.parent for name, path in assets.files.items() if "/" in name}  # what is read there, under the name of the folder
     notes = []
     for home, *_ in homes:
-        for folder, kinds in _inner(home, found, there).items():
+        for folder, kinds in inner_folders(home, found, there).items():
             lacking = [kind for kind in kinds if not _has(kind, assets, own)] if folder not in used | whole else []
             if lacking and not _holds_the_same(folder, assets):
                 text = f"{folder} holds {' and '.join(lacking)}, and was not read: nothing tells that {_goes(lacking)} with these weights"
                 notes.append(Note("warning", "assets-beside", f"{text}; if so, copy the files into {place.home}"))
     return notes
+
+
+def _near_notes(found: Found, place: Place, assets: Assets, homes: Sequence[Sequence[Path]]) -> list[Note]:
+    used = [each for inner in homes for home in inner for each in (home, home / HUB_FOLDER)]
+    return untaken_notes([folder for folder in near_folders(found) if folder not in used], used, assets, place.home)
 
 
 def _holds_the_same(folder: Path, assets: Assets) -> bool:
@@ -219,11 +130,7 @@ def _holds_the_same(folder: Path, assets: Assets) -> bool:
 
 def _has(kind: str, assets: Assets, own: Collection[Path]) -> bool:
     """Whether side files of a kind are from one of these folders."""
-    return any(kind == _kind_of(name) and home_of(name, path) in own for name, path in assets.files.items())
-
-
-def _kind_of(name: str) -> str:
-    return CONFIG if name == CONFIG else "a processor" if name in PROCESSORS else "a tokenizer" if has_vocabulary([name]) else ""
+    return any(kind == kind_of_file(name) and home_of(name, path) in own for name, path in assets.files.items())
 
 
 def _goes(kinds: Sequence[str]) -> str:
@@ -290,7 +197,7 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
         files |= {path.name: path} if path is not None else {}
     of_run = [folder for run in runs for folder in _of_run(run)]
     homes = _homes(found, place)
-    inner = {folder for _, *folders in homes for folder in folders}
+    inner = {*(folder for _, *folders in homes for folder in folders), *near_homes(found)}
     doubtful = doubtful_homes(found, place)
     places: dict[Path, list[str]] = {}
     for name, path in files.items():
@@ -309,6 +216,7 @@ def asset_notes(found: Found, place: Place, assets: Assets, names: Mapping[str, 
     return [
         *notes,
         *_beside_notes(found, place, assets, homes, doubtful),
+        *_near_notes(found, place, assets, homes),
         *_unknown_notes(found, place, [home for each in homes for home in each], files),
     ]
 

@@ -32,7 +32,7 @@ Settings = Mapping[str, Any]
 
 SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE, OF_PROCESSOR = "chat_template.jinja", "chat_template.json"
-CHAT = "the chat template"
+CHAT, CHATS = "the chat template", "chat templates"
 TEMPLATE_KEY, DEFAULT = "chat_template", "default"
 
 IRRELEVANT = (
@@ -291,7 +291,7 @@ def _other_templates(each: _Prepared, newest: _Prepared) -> Iterator[tuple[str, 
         return
     if mine and others:
         names = sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
-        yield (CHAT, ()) if names == [DEFAULT] else ("chat templates", names)
+        yield (CHAT, ()) if names == [DEFAULT] else (CHATS, names)
     else:
         yield CHAT, [f"only {each.label if mine else newest.label} has one"]
 

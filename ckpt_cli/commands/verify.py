@@ -218,8 +218,8 @@ def _verified(
                 different, summary, guessed, wanted = _against(one, config, opened, files, chosen, progress, checks, number)
                 notes += guessed
                 wrong = {item.tensor for item in different}
-                said = [item if item.tensor in wrong else as_in_source(item, one.stored, wanted) for item in found[number]]
-                found[number] = said + different
+                kept = [item if item.tensor in wrong else as_in_source(item, one.stored, wanted) for item in found[number]]
+                found[number] = kept + different
                 sources.append(summary)
         comparison = None
         if reference is not None:

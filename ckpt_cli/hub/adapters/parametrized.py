@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
+from ckpt_cli.names import plural
+
 IN_PARAMETRIZATION = re.compile(r"(?P<outside>(?:.*?\.)?)parametrizations\.(?P<tensor>[^.]+)\.(?P<rest>.+)", re.ASCII)
 FACTOR = re.compile(r"[0-9]+\.(?:.*[._])?lora_?[ab](?:[._].*)?", re.ASCII | re.IGNORECASE)
 ORIGINAL = re.compile(r"original[0-9]*", re.ASCII)
@@ -45,9 +47,10 @@ def without_originals(factors: Collection[str], names: Iterable[str]) -> list[st
 def parametrized_text(factors: Collection[str]) -> str:
     """What is said of such factors beside their tensors, where no code of the model's own is known to have a place for them."""
     first = next(iter(factors))
+    count = plural(len(factors), "tensor is a factor", "tensors are factors")
     return (
-        f"{len(factors)} tensors are factors of LoRA in parametrizations of torch, such as {first}: they are written as they are, not "
-        "fused, and only code that registers the same parametrizations loads them and the weights that they change"
+        f"{count} of LoRA in parametrizations of torch, such as {first}: they are written as they are, not fused, and only code that "
+        "registers the same parametrizations loads them and the weights that they change"
     )
 
 

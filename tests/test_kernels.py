@@ -36,6 +36,8 @@ LAZY = [
 class Memory:
     """A source that lies in memory and remembers the largest read."""
 
+    forward_only = False
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.largest = 0

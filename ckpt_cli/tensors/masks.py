@@ -19,7 +19,7 @@ def is_mask(name: str, tensor: Tensor) -> bool:
     called = CALLED.fullmatch(leaf) is not None
     if leaf.endswith("weight") or tensor.dtype.kind != "float" or tensor.dtype.numpy is None or not tensor.numel:
         return False
-    if any(piece.source.forward_only for piece in tensor.pieces) or not (called or sum(size > 1 for size in tensor.shape) > 1):
+    if not (called or sum(size > 1 for size in tensor.shape) > 1) or any(piece.source.forward_only for piece in tensor.pieces):
         return False
     columns = tensor.shape[-1] if tensor.shape else 1
     rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1

@@ -48,7 +48,7 @@ FLAGS = ("--match-base",)
 """Options without a value."""
 
 
-NOT_FINITE = {"dcp-odd-tensors": {"non-finite"}}
+NOT_FINITE = {"dcp-odd-tensors": {"non-finite-in-source"}}
 """What is wrong with the values of a layout, on purpose."""
 
 

@@ -69,6 +69,14 @@ NAMES: dict[str, tuple[str, Callable[[str], Tensors]]] = {
         "NeMo",
         lambda module: {f"{module}.adapter.linear_in.weight": torch.ones(2, 16), f"{module}.adapter.linear_out.weight": torch.ones(16, 2)},
     ),
+    "canonical LoRA of Megatron-Bridge": (
+        "Megatron-Bridge",
+        lambda module: {
+            f"{module}.adapter.adapter_{part}.linear_{end}.weight": values
+            for part in "qkv"
+            for end, values in (("in", torch.ones(2, 16)), ("out", torch.ones(16, 2)))
+        },
+    ),
 }
 METHODS: dict[str, Callable[[], Any]] = {
     "OFT": lambda: peft.OFTConfig(target_modules=["q_proj"], r=0, oft_block_size=4),
@@ -101,6 +109,8 @@ def test_alone_are_no_model(tmp_path: Path, kind: str) -> None:
             ckpt_cli.merge(folder, tmp_path / "out", **options)
         assert "--base" not in (raised.value.hint or "")
     assert not (tmp_path / "out").exists()
+    detected = ckpt_cli.detect(folder)
+    assert (detected.problem, detected.exit_code) == (raised.value.message, raised.value.exit_code)
     found = {item.code for item in ckpt_cli.verify(folder).findings}
     assert "unfused-adapters" in found
     assert "damaged-adapter" not in found
@@ -110,8 +120,9 @@ def test_alone_are_no_model(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", NAMES)
 def test_beside_weights_are_not_left_unfused_without_a_word(tmp_path: Path, kind: str) -> None:
     folder = tiny.folder(tmp_path / "run", {**tiny.weights(), **factors(kind)})
-    with pytest.raises(Unsupported, match=rf"beside the weights are adapters: .*{NAMES[kind][0]}"):
+    with pytest.raises(Unsupported, match=rf"beside the weights are adapters: .*{NAMES[kind][0]}") as raised:
         ckpt_cli.merge(folder, tmp_path / "out")
+    assert ckpt_cli.detect(folder).problem == raised.value.message
     assert "unfused-adapters" in {item.code for item in ckpt_cli.verify(folder).of_severity("warning")}
 
 

@@ -19,11 +19,14 @@ from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import mixed_notes
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.discover.step_infos import listed_component, steps_of
-from ckpt_cli.errors import AmbiguousStep, CorruptFile, IncompleteError, NotFetched, Unsupported, UsageError, within_memory
+from ckpt_cli.errors import AmbiguousStep, CkptError, CorruptFile, IncompleteError, NotFetched, Unsupported, UsageError, within_memory
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ShardOrder
+from ckpt_cli.formats.safetensors.names import ADAPTER_STEM
 from ckpt_cli.given import PathLike, boundary, int_of, optional_path, parse_share, path_of, path_text, paths_of, progress_of, text_of
+from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.beside.lacking import lost_notes
+from ckpt_cli.hub.peft_names import has_adapters
 from ckpt_cli.name_patterns import pattern_of, ranged
 from ckpt_cli.progress import Progress
 from ckpt_cli.results.checkpoint import Checkpoint, NoteInfo, TensorInfo
@@ -31,7 +34,7 @@ from ckpt_cli.results.drift import BaseComparison
 from ckpt_cli.results.envelope import ErrorInfo
 from ckpt_cli.results.inspect import DetectResult, InspectResult, ReportResult, TensorGroup
 from ckpt_cli.results.statistics import StatsResult
-from ckpt_cli.tensors.component import Note
+from ckpt_cli.tensors.component import Component, Note
 
 
 @boundary
@@ -57,6 +60,7 @@ def detect(
             opened = open_checkpoint(path, files, type=component, step=step, also=nodes)
             lost = lost_notes(opened.components[0].assets)
             checkpoint = describe_checkpoint(opened, [*_partial_notes(opened), *_other_step_notes(opened), *lost])
+            refused = _refused(opened)
     except (IncompleteError, CorruptFile, NotFetched, Unsupported, AmbiguousStep) as error:
         target = locate(path, step, nodes)
         with Files(progress=progress, values=False) as files:
@@ -78,7 +82,29 @@ def detect(
             steps=steps_of(target, {}),
         )
         return DetectResult(checkpoint=checkpoint, problem=error.message, exit_code=error.exit_code, error=ErrorInfo.of(error))
+    if refused is not None:
+        told = ErrorInfo.of(refused)
+        return DetectResult(checkpoint=checkpoint, problem=refused.message, exit_code=refused.exit_code, error=told)
     return DetectResult(checkpoint=checkpoint)
+
+
+def _refused(opened: Opened) -> CkptError | None:
+    """The error that a merge ends with for adapters in what was opened, whose files are whole."""
+    if not any(_may_be_adapters(each.component) for each in opened.components):
+        return None
+    from ckpt_cli.lora.merge import refuse_unmergeable  # `detect` is to start fast
+
+    try:
+        for each in opened.components:
+            refuse_unmergeable(each)
+    except CkptError as error:
+        return error
+    return None
+
+
+def _may_be_adapters(component: Component) -> bool:
+    named = any(path.name.startswith(ADAPTER_STEM) for path in component.files)
+    return named or has_adapters(component.tensors) or other_adapters(component.tensors) is not None
 
 
 @boundary

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ckpt_cli.hub.classes.absent.names_in_header import other_names
 from ckpt_cli.lora.alphas.in_header import HEADER_KEY
 from ckpt_cli.names import few
 from ckpt_cli.output.plan import OutputTensor, Plan
@@ -22,13 +23,17 @@ def carried_metadata(metadata: Mapping[str, str], stored: Mapping[str, Tensor], 
     """What an output says besides tensors, and a note about what it does not; ``stored`` are the tensors of the source."""
     if not metadata or all(_is_as_stored(output, stored.get(output.name)) for output in plan.tensors):
         return dict(metadata), []
-    metadata = {key: value for key, value in metadata.items() if key != HEADER_KEY}  # adapters were fused, or have it in a file
+    names = other_names(metadata, stored)  # true as long as the tensors that they are of have their names
+    same = {output.name for output in plan.tensors if output.name in stored and output.tensor.pieces == stored[output.name].pieces}
+    kept = {key: value for key, value in names.items() if value in same and not any(output.name == key for output in plan.tensors)}
+    # Adapters were fused, or have it in a file.
+    metadata = {key: value for key, value in metadata.items() if key not in names and key != HEADER_KEY}
     if not metadata:
-        return {}, []
+        return kept, []
     about = [key for key, value in metadata.items() if _is_about(key, value, stored)]
     lost = few(about or list(metadata))
     text = f"the headers of the source say more of its tensors ({lost}), which is not written: names, dtypes or values of the output differ"
-    return {}, [Note("warning" if about else "info", "header-metadata", text)]
+    return kept, [Note("warning" if about else "info", "header-metadata", text)]
 
 
 def _is_as_stored(output: OutputTensor, stored: Tensor | None) -> bool:

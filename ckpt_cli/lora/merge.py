@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from ckpt_cli.errors import Inconsistent, Undecidable, Unsupported
+from ckpt_cli.formats.safetensors.names import ADAPTER_STEM
 from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import Assets
 from ckpt_cli.hub.classes.tying import ties_embeddings
@@ -79,7 +80,7 @@ class Exported:
 def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
     """Raise Inconsistent for an adapter's file without factors, Unsupported for another kind by its config (``keep``: it passes)."""
     component = opened.component
-    named = next((path for path in component.files if path.name.startswith("adapter_model")), None)
+    named = next((path for path in component.files if path.name.startswith(ADAPTER_STEM)), None)
     if named is None or has_adapters(component.tensors):
         return
     try:
@@ -96,6 +97,23 @@ def check_adapter_files(opened: Adapted, *, keep: bool) -> None:
         expected="tensors such as ...lora_A.weight",
         hint="it may have been saved by one rank that held none of them: look for the files of all ranks",
     )
+
+
+def refuse_unfused(opened: Adapted, wanted: Collection[str] | None = None) -> None:
+    """Raise Unsupported for adapters of another kind than PEFT's LoRA among the tensors, or those of them that are ``wanted``."""
+    other = other_adapters(opened.component.tensors if wanted is None else wanted)
+    if other is not None:
+        raise Unsupported(
+            other.text, tensor=other.names[0], path=opened.component.root, expected="weights, or LoRA of PEFT", hint=other.cure
+        )
+
+
+def refuse_unmergeable(opened: Adapted) -> None:
+    """Raise what a merge without options raises for adapters, by their names and configs alone."""
+    check_adapter_files(opened, keep=False)
+    refuse_unfused(opened)
+    if has_adapters(opened.component.tensors):
+        parse_peft(opened.component.tensors)
 
 
 def check_factors(tensors: Mapping[str, Tensor]) -> None:

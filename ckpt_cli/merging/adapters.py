@@ -11,9 +11,7 @@ from ckpt_cli.discover.open import OpenedComponent
 from ckpt_cli.drafting.draft import Draft, Setting
 from ckpt_cli.drafting.header_metadata import carried_metadata
 from ckpt_cli.drafting.steps import copies_compared
-from ckpt_cli.errors import Unsupported
 from ckpt_cli.formats.safetensors.names import ADAPTER
-from ckpt_cli.hub.adapters.other_kinds import other_adapters
 from ckpt_cli.hub.assets import AUXILIARY
 from ckpt_cli.hub.beside.listed import Seen, json_of
 from ckpt_cli.hub.classes.claims import Claim
@@ -25,7 +23,7 @@ from ckpt_cli.lora.config import CONFIG as ADAPTER_CONFIG
 from ckpt_cli.lora.config import adapter_facts
 from ckpt_cli.lora.digest import adapter_digest
 from ckpt_cli.lora.fit import lacks_base
-from ckpt_cli.lora.merge import adapters_alone, exported_adapter
+from ckpt_cli.lora.merge import adapters_alone, exported_adapter, refuse_unfused
 from ckpt_cli.merging.frozen import frozen_notes
 from ckpt_cli.merging.left_to_base import beside_notes, export_notes
 from ckpt_cli.merging.options import MergeOptions
@@ -54,11 +52,7 @@ def refuse_other_adapters(component: OpenedComponent, options: MergeOptions) -> 
     if options.lora == "keep":
         return
     wanted = [name for name in component.component.tensors if is_wanted(name, options.include, options.exclude)]
-    other = other_adapters(wanted)
-    if other is not None:
-        raise Unsupported(
-            other.text, tensor=other.names[0], path=component.component.root, expected="weights, or LoRA of PEFT", hint=other.cure
-        )
+    refuse_unfused(component, wanted)
 
 
 def adapter_draft(component: OpenedComponent, setting: Setting[MergeOptions]) -> tuple[Draft, bytes]:

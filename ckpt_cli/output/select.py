@@ -16,6 +16,7 @@ from ckpt_cli.files.folders import is_file
 from ckpt_cli.hub.adapters.other_kinds import factors_alone, factors_alone_text, like_factors, like_factors_text, other_adapters
 from ckpt_cli.hub.adapters.parametrized import parametrized_factors, parametrized_text
 from ckpt_cli.hub.assets import CONFIG
+from ckpt_cli.hub.classes.absent.names_in_header import with_names_of_class
 from ckpt_cli.hub.classes.absent.own_class import Apart
 from ckpt_cli.hub.classes.absent.own_words import prefix_text
 from ckpt_cli.hub.classes.computed.parametrized import refuse_made_of_part
@@ -116,6 +117,9 @@ def select_tensors(
     notes: list[Note] = []
     dropped: dict[str, str] = {}
     mapped_out: dict[str, Tensor] = {}
+    saved = component.tensors
+    if not rules:
+        component, notes = with_names_of_class(component, config, names)
     stripped = stripped_names(component.tensors)
     is_guess = _is_guess(stripped) and not isinstance(class_of(config, _shapes(component, stripped)), KnownClass)
     if is_guess and _is_saved_by_class(component, config):
@@ -198,7 +202,7 @@ def select_tensors(
             dropped[name] = tie.reason.replace(tie.partner, partner)
             del kept[name]
     named = {final.get(id(native[name]), name): final.get(id(native[partner]), partner) for name, partner in differing}
-    renamed = sum(component.tensors.get(new) is not tensor for new, tensor in kept.items())
+    renamed = sum(saved.get(new) is not tensor for new, tensor in kept.items())
     known = dict.fromkeys([*tensors, *(new for names_on_hub in left.values() for new in names_on_hub)])
     filtered = tuple(name for name in known if name not in kept and name not in tied)
     unmapped = _unmapped(mapped_out, rules, hub if naming == "hub" and not kept_adapters else None, config)

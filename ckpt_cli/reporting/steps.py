@@ -15,6 +15,7 @@ from ckpt_cli.discover.open import describe_place
 from ckpt_cli.errors import CkptError, CorruptFile, IncompleteError, MissingShard, PartOfSet, Undecidable, Unsupported
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.step_names import step_of
+from ckpt_cli.lora.merge import refuse_unmergeable
 from ckpt_cli.names import few
 from ckpt_cli.progress import Progress
 from ckpt_cli.reporting.drift import total
@@ -82,17 +83,19 @@ def rows_of(target: Target, type: str | None, progress: Progress | None) -> list
 
 def _row(listed: Found, target: Target, type: str | None, progress: Progress | None) -> Row:
     with Files(progress=progress) as files:
-        found, errors = expanded(listed, files), dict[str, CkptError]()
+        found, errors, refused = expanded(listed, files), dict[str, CkptError](), dict[str, CkptError]()
         described: dict[str, Component] = {}
         for place in found.places:
             try:
-                described[place.name] = describe_place(found, place.name, files, None, "auto").component
+                opened = describe_place(found, place.name, files, None, "auto")
+                described[place.name] = opened.component
+                refuse_unmergeable(opened)
             except CkptError as error:
-                errors[place.name] = error
+                (errors if place.name not in described else refused)[place.name] = error
         wanted: Sequence[str] = ()
         try:
             wanted = component_names(found, type)
-            trouble = next((errors[name] for name in wanted if name in errors), None)
+            trouble = next((found_in[name] for found_in in (errors, refused) for name in wanted if name in found_in), None)
         except CkptError as missing:
             trouble = missing
         tensors = {f"{name}: {tensor.name}": (tensor.shape, tensor.dtype) for name in wanted if name in described

@@ -86,7 +86,9 @@ def detect_result(result: DetectResult, session: Session) -> None:
         console.print()
         console.print(_step_table(checkpoint))
     console.print()
-    print_notes(session, checkpoint.notes, everything=True)
+    # What the last line says is not said twice.
+    said = f"{result.problem}, "
+    print_notes(session, [note for note in checkpoint.notes if not note.text.startswith(said)], everything=True)
     if result.problem is None:
         next_line(session, planned_merge(session, checkpoint.path))
     else:

@@ -18,7 +18,8 @@ SINGLE = "model.safetensors"
 OF_DIFFUSERS = "diffusion_pytorch_model"
 """What diffusers calls the weights of one part of a pipeline, often beside variants of them (``.fp16.safetensors``)."""
 
-ADAPTER = "adapter_model.safetensors"
+ADAPTER_STEM = "adapter_model"
+ADAPTER = f"{ADAPTER_STEM}.safetensors"
 """What PEFT calls the weights of an adapter."""
 
 EMA = "ema.safetensors"

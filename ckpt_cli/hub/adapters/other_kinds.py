@@ -1,8 +1,8 @@
 """Adapters of other kinds than PEFT's LoRA: known by how their factors are called, or by shapes that only factors have.
 
 Names as these write them: minimind (``model/model_lora.py``), mlx-lm (``tuner/lora.py``), kohya's sd-scripts (``networks/lora.py``),
-diffusers before PEFT, LyCORIS, torchtune (``modules/peft/lora.py``), NeMo and Megatron-Bridge (``peft/utils.py``), ms-swift on Megatron
-(grouped layers of Transformer Engine), and PEFT's other methods (``mapping.py``).
+diffusers before PEFT, LyCORIS, torchtune (``modules/peft/lora.py``), NeMo and Megatron-Bridge (``peft/utils.py`` and
+``canonical_lora.py``), ms-swift on Megatron (grouped layers of Transformer Engine), and PEFT's other methods (``mapping.py``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PEFT_PARTS = {
     "HIRA": "hira_", "HRA": "hra_", "IA3": "ia3_", "LILY": "lily_", "LN_TUNING": "ln_tuning_", "LOHA": "hada_", "LOKR": "lokr_",
     "MISS": "miss_|bone_", "OFT": "oft_", "SHIRA": "shira_", "OSF": "osf_", "PEANUT": "peanut_", "POLY": "poly_", "PSOFT": "psoft_",
     "PVERA": "pvera_lambda_", "RANDLORA": "randlora_", "ROAD": "road_", "SHADOW": "shadow_", "SUPERTUNING": "supertuning_",
-    "TINYLORA": "tinylora_", "TRAINABLE_TOKENS": "trainable_tokens_|token_adapter", "UNILORA": "unilora_", "VBLORA": "vblora_",
+    "TINYLORA": "tinylora_", "TRAINABLE_TOKENS": "trainable_tokens_", "UNILORA": "unilora_", "VBLORA": "vblora_",
     "VERA": "vera_", "WAVEFT": "waveft_", "XLORA": "xlora_|internal_xlora_",
 }  # fmt: skip
 """How the parts of names begin that PEFT's methods put into a model, by ``peft_type``; methods without any are in `PROMPTS`."""
@@ -45,6 +45,9 @@ PROMPTS = frozenset({"CARTRIDGE", "CPT", "MULTITASK_PROMPT_TUNING", "PREFIX_TUNI
 
 LOADED = "load them with PEFT: they cannot be merged into weights"
 
+CANONICAL = r"(adapter_\w+\.)?"
+"""Part of Megatron-Bridge's canonical LoRA, with an adapter for each of the matrices that Megatron stores as one (q, k, v; gate, up)."""
+
 UNDER_PEFT = r"(.*\.)?base_model\.(.*\.)?"
 SPELLINGS = (
     *(_spelling(f"PEFT's {kind}", "PEFT", rf"{UNDER_PEFT}({parts})\w*(\..*)?") for kind, parts in PEFT_PARTS.items() if kind != "ADALORA"),
@@ -52,7 +55,7 @@ SPELLINGS = (
     Spelling(
         "PEFT's prompt tuning",
         LOADED,
-        re.compile(r"prompt_embeddings|prompt_encoder\.[^.]+\.(embedding\.weight|mlp_head\..*|lstm_head\..*)", re.ASCII),
+        re.compile(r"prompt_embeddings|prompt_encoder\.[^.]+\.(embedding\.weight|(mlp_head|lstm_head|transform)\..*)", re.ASCII),
     ),
     _spelling("LoHa", "LyCORIS or PEFT", r"(.*[._])?hada_(w[12]|t[12])(_[ab])?([._].*)?"),
     _spelling("LoKr", "LyCORIS or PEFT", r"(.*[._])?lokr_(w[12]|t2)(_[ab])?([._].*)?"),
@@ -62,12 +65,16 @@ SPELLINGS = (
     _spelling("LoRA by mlx-lm", "mlx-lm (mlx_lm.fuse)", r"(.*\.)?lora_[ab]"),
     _spelling("LoRA by torchtune", "torchtune", r"(.*\.)?lora_[ab]\.weight"),
     _spelling("LoRA of grouped layers", "the program that made them", r"(.*\.)?lora_[AB](\.[^.]+)?\.(weight|bias)[0-9]+"),
-    _spelling("LoRA by NeMo or Megatron-Bridge", "NeMo or Megatron-Bridge", r"(.*\.)?(\w+_)?adapter\.linear_(in|out)\.weight"),
+    _spelling(
+        "LoRA by NeMo or Megatron-Bridge",
+        "NeMo or Megatron-Bridge",
+        rf"(.*\.)?(\w+_)?adapter\.{CANONICAL}(linear_(in|out)\.weight|weight_magnitude)",
+    ),
 )
 PARAMETRIZED = Spelling("LoRA in parametrizations of torch", "merge them with the program that made them", re.compile("(?!)"))
 """Known by what is not beside them: see `parametrized_factors`."""
 
-HINTS = re.compile("|".join((r"base_model\.", "lora", "ranknum", "hada_", "lokr_", "prompt_e", r"adapter\.linear_")))
+HINTS = re.compile("|".join((r"base_model\.", "lora", "ranknum", "hada_", "lokr_", "prompt_e", r"adapter\.(adapter_|linear_|weight_m)")))
 """One of these is in every such name, and looking for it is many times as fast."""
 
 OF_FACTORS = re.compile(

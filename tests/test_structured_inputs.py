@@ -5,6 +5,7 @@ The mutation fuzzer changes bytes, and seldom gets past the syntax. Here everyth
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import io
@@ -136,3 +137,23 @@ def test_gives_a_plan_or_an_error_of_ours(
 
     change()
     assert sum(outcomes.values()) > 20
+
+
+OTHER_KINDS: tuple[Any, ...] = ([], {}, [[]], "x", 10**30)
+
+
+@pytest.mark.parametrize("folder", ["layouts/plain-files/hub"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_every_entry_of_a_config_may_be_of_any_kind(
+    folder: str, name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckpt_cli.hub.classes.transformers_child.installed_version", lambda: None)  # it would be asked about every config
+    step = Path(shutil.copytree(data / folder, tmp_path / "in"))
+    honest = json.loads((step / name).read_text())
+    for number in range(sum(1 for _ in places(honest))):
+        for value in OTHER_KINDS:
+            changed = copy.deepcopy(honest)
+            put(list(places(changed))[number], value)
+            (step / name).write_text(json.dumps(changed))
+            with contextlib.suppress(CkptError):
+                ckpt_cli.merge(step, tmp_path / "out", dry_run=True)

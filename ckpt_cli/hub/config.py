@@ -36,6 +36,12 @@ def levels(config: Config) -> list[Config]:
     return [config, *(value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict))]
 
 
+def model_type(config: Config) -> str | None:
+    """The model type that a config names; anything but a text names none."""
+    named = config.get("model_type")
+    return named if isinstance(named, str) else None
+
+
 def model_types(config: Config) -> set[str]:
     """The model types of a config and of its parts, at every depth."""
     pending: list[object] = [config]
@@ -44,7 +50,7 @@ def model_types(config: Config) -> set[str]:
         part = pending.pop()
         if isinstance(part, Mapping):
             pending += part.values()
-            found |= {named} if isinstance(named := part.get("model_type"), str) else set()
+            found |= {named} if (named := model_type(part)) is not None else set()
     return found
 
 

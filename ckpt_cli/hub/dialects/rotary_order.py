@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ckpt_cli.hub.config import Config, levels
+from ckpt_cli.hub.config import Config, levels, model_type
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, printable
 from ckpt_cli.tensors.component import Note
@@ -70,7 +70,7 @@ def order_notes(mapped: Mapping[str, str | None], fits: Callable[[str], bool], c
     ``mapped`` are new names by those of the trainer, ``fits`` tells which of them are written and the class has; ``config`` and ``kind``
     are those of the class.
     """
-    types = {level.get("model_type") for level in levels(config)}
+    types = {model_type(level) for level in levels(config)}
     for trainer in TRAINERS:
         if not types & trainer.types or not (trainer.sign is None or any(map(trainer.sign.fullmatch, mapped))):
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, model_type
 from ckpt_cli.hub.peft_names import ADAPTED
 
 RANK = re.compile(r"use_\w+_lora", re.ASCII)
@@ -37,4 +37,4 @@ def unwrapped_entries(config: Config, names: Collection[str]) -> dict[str, int]:
 def wrapping_rank(config: Config) -> int | None:
     """The rank of the adapters whose alpha is twice that, if the class of a config adds such, all of one rank."""
     ranks = set(wrapping_ranks(config).values())
-    return ranks.pop() if len(ranks) == 1 and config.get("model_type") in TWICE else None
+    return ranks.pop() if len(ranks) == 1 and model_type(config) in TWICE else None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, model_type
 
 LAYERS = frozenset({"layer", "layers", "block", "blocks", "depth", "depths"})
 """Words for layers, in keys."""
@@ -124,7 +124,7 @@ def _counts(config: Config, parts: tuple[str, ...]) -> Iterator[Count]:
         elif isinstance(value, (list, tuple)):
             yield from (_count(parts, key, number, is_listed=True) for number in _listed(key, value))
         elif not LAYERS.isdisjoint(words_of(key)) and (number := whole(value)) is not None and number > 0:
-            yield _count(parts, key, number - (key == "decoder_layers" and config.get("model_type") in ONE_LESS))
+            yield _count(parts, key, number - (key == "decoder_layers" and model_type(config) in ONE_LESS))
 
 
 def _count(parts: Sequence[str], key: str, number: int, *, is_listed: bool = False) -> Count:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, model_type
 from ckpt_cli.hub.megatron.sizes import size_of
 
 Allowed = Collection[object] | None
@@ -51,7 +51,7 @@ def theta(config: Config) -> Allowed:
 
 def turned_part(config: Config) -> Allowed:
     """The part of a head that is turned; of latent attention it is a part of its own."""
-    usual = 0.5 if config.get("model_type") in HALF_ROTARY else 1.0
+    usual = 0.5 if model_type(config) in HALF_ROTARY else 1.0
     return (1.0 if is_latent(config) else rope_of(config).get("partial_rotary_factor", usual),)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ckpt_cli.errors import Inconsistent, Unsupported
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, model_type
 from ckpt_cli.hub.megatron import rotary
 from ckpt_cli.hub.megatron.rotary import Allowed
 from ckpt_cli.hub.megatron.sizes import size_of, sizes_of
@@ -67,21 +67,21 @@ def _window(config: Config) -> Allowed:
 
 
 def _scores(config: Config) -> Allowed:
-    if config.get("model_type") not in SIGMOID:
+    if model_type(config) not in SIGMOID:
         return ("softmax",)
     return None if config.get("norm_topk_prob") is False else (config.get("scoring_func", "sigmoid"),)
 
 
 def _before_softmax(config: Config) -> Allowed:
     """Whether the softmax is of all experts, so that the weights of the chosen ones do not sum to one."""
-    if config.get("model_type") in SIGMOID:
+    if model_type(config) in SIGMOID:
         return (True, False, None)
-    normalised = config.get("norm_topk_prob") is True or config.get("model_type") == "mixtral"
+    normalised = config.get("norm_topk_prob") is True or model_type(config) == "mixtral"
     return (False, None) if normalised else (True,)
 
 
 def _weight_factor(config: Config) -> Allowed:
-    if config.get("model_type") not in SIGMOID:
+    if model_type(config) not in SIGMOID:
         return (None, 1.0)
     factor = config.get("routed_scaling_factor")
     return None if factor is None else (None, 1.0) if factor == 1 else (factor,)
@@ -89,7 +89,7 @@ def _weight_factor(config: Config) -> Allowed:
 
 def _groups_of_experts(key: str) -> Callable[[Config], Allowed]:
     def said(config: Config) -> Allowed:
-        if config.get("model_type") not in SIGMOID:
+        if model_type(config) not in SIGMOID:
             return (None,)
         return None if config.get("n_group") is None else (None, 1) if config["n_group"] == 1 else (config.get(key),)
 
@@ -132,7 +132,7 @@ SETTINGS: tuple[Argument, ...] = (
     Argument("position_embedding_type", ("rope",), rotary.kind_of_embedding, "rope_parameters"),
     Argument("rotary_base", (), rotary.theta, "rope_theta"),
     Argument("rotary_percent", (1.0,), rotary.turned_part, "partial_rotary_factor"),
-    Argument("rotary_interleaved", (False,), lambda config: (config.get("model_type") in ROTATES_PAIRS,)),
+    Argument("rotary_interleaved", (False,), lambda config: (model_type(config) in ROTATES_PAIRS,)),
     Argument("rotary_seq_len_interpolation_factor", (None,), rotary.factor("linear", None, 1), "rope_parameters"),
     Argument("use_rope_scaling", (False,), rotary.of_llama_3, "rope_parameters"),
     Argument("rope_scaling_factor", (), rotary.factor("llama3"), "rope_parameters", models="llama3"),

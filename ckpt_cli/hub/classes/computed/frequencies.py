@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpt_cli.hub.config import Config, levels
+from ckpt_cli.hub.config import Config, levels, model_type
 from ckpt_cli.hub.dialects.rotary import SCALING, TRAINED, has_layers, plain_rotary
 from ckpt_cli.names import printable
 from ckpt_cli.tensors.reading import elements
@@ -87,7 +87,7 @@ def described(config: Config) -> list[Rotary]:
     found = []
     for level in levels(config):
         _, said = plain_rotary(level, has_layers(level))
-        if level.get("model_type") in UNSAID and not any(key.endswith("rope_theta") for key in said):
+        if model_type(level) in UNSAID and not any(key.endswith("rope_theta") for key in said):
             said = {**said, "rope_theta": USUAL}
         for key, value in said.items():
             theta, prefix = _number(value), key.removesuffix("rope_theta")

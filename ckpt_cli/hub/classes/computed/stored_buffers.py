@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ckpt_cli.errors import CkptError
 from ckpt_cli.hub.classes.computed.frequencies import TABLE, UNSAID, Rotary, contradiction, described, stored_frequencies
 from ckpt_cli.hub.classes.fit import KnownClass
-from ckpt_cli.hub.config import Config
+from ckpt_cli.hub.config import Config, model_type
 from ckpt_cli.hub.layers.counts import tower_of
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few, printable
@@ -72,7 +72,7 @@ def stored_buffers(tensors: Mapping[str, Tensor], config: Config, kind: KnownCla
     known = isinstance(kind, KnownClass)
     if isinstance(kind, KnownClass) and kind.own:
         return StoredBuffers()
-    if not known and (config.get("auto_map") or config.get("model_type") not in UNSAID):
+    if not known and (config.get("auto_map") or model_type(config) not in UNSAID):
         return StoredBuffers()
     loaded = {_leaf(name) for name in (*kind.known.native, *kind.known.hub)} if isinstance(kind, KnownClass) else set[str]()
     who = printable(kind.kind) if isinstance(kind, KnownClass) else "what loads the model"
@@ -107,7 +107,7 @@ def _said(name: str, tensor: Tensor, config: Config, rotaries: Sequence[Rotary],
     if leaf == POSITIONS:
         return _other_positions(tensor)
     if name.endswith(OF_ATTENTION) and len(tensor.shape) == 4 and not kind.knows(name):
-        return _other_mask(tensor, local=config.get("model_type") in LOCAL)
+        return _other_mask(tensor, local=model_type(config) in LOCAL)
     return None
 
 

@@ -103,3 +103,25 @@ def test_the_file_of_an_average_beside_that_of_its_step_is_no_newer_save(tmp_pat
         with pytest.raises(NoComponent) as raised:
             ckpt_cli.merge(tmp_path / "run", tmp_path / "out", type="ema")
         assert raised.value.hint == f"{shell.path(run / name)} is called like an average: pass it"
+
+
+@pytest.mark.parametrize(("asked", "level"), [(None, "info"), ("all", "warning"), ("model", None)])
+def test_one_that_is_no_component_is_told(tmp_path: Path, asked: str | None, level: str | None) -> None:
+    """An adapter's average is no component of the step: `--type all` left it out without a word."""
+    path = step(tmp_path / "checkpoint-100")
+    (path / "ema").mkdir()
+    (path / "ema" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["a"]}')
+    save_file(
+        {"base_model.model.a.lora_A.weight": torch.ones(2, 3), "base_model.model.a.lora_B.weight": torch.ones(2, 2)},
+        path / "ema/adapter_model.safetensors",
+    )
+    told = [note for note in ckpt_cli.merge(path, tmp_path / "out", type=asked).checkpoint.notes if "called like an average" in note.text]
+    assert [note.level for note in told] == ([] if level is None else [level])
+
+
+def test_one_that_is_a_component_is_not_told_as_unread(tmp_path: Path) -> None:
+    path = step(tmp_path / "checkpoint-100")
+    placed(path, "transformer_ema", lambda file: torch.save(state(2), file), "ema_model.pt")
+    for asked in (None, "all"):
+        result = ckpt_cli.merge(path, tmp_path / f"out-{asked}", type=asked)
+        assert not [note for note in result.checkpoint.notes if "called like an average" in note.text]

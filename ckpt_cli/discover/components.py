@@ -264,6 +264,19 @@ def several_notes(target: Target, found: Found, wanted: str | None) -> list[Note
     return notes
 
 
+def unread_averages(target: Target, found: Found, wanted: str | None) -> list[Note]:
+    """What is said of averages in the folder of a checkpoint that are none of its components, such as an adapter's in its own folder."""
+    if wanted not in (None, "all") or _was_given(target, found):
+        return []
+    read = {shell.path(path) for place in found.places for path in (place.match.root, *place.match.files, *place.match.root.parents)}
+    unread = [path for path in _averages_in((found.path,)) if path not in read]
+    if not unread:
+        return []
+    which = "is called like an average, and was" if len(unread) == 1 else "are called like averages, and were"
+    text = f"{few(unread, 3)} {which} not read as a component: ckpt merge {unread[0]} merges it"
+    return [Note("info" if wanted is None else "warning", "unread", text)]
+
+
 def _fewer_notes(target: Target, found: Found) -> list[Note]:
     """A warning if the step before has components that this one lacks, where all of them are meant."""
     age = target.age

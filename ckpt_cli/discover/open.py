@@ -26,7 +26,7 @@ from ckpt_cli.discover.beside.outputs import made_by_ckpt
 from ckpt_cli.discover.beside.siblings import sibling_notes
 from ckpt_cli.discover.beside.stages import refuse_stage
 from ckpt_cli.discover.between import between_notes
-from ckpt_cli.discover.components import called_ema, component_names, expanded, several_notes, why_none, with_ema_of_model
+from ckpt_cli.discover.components import called_ema, component_names, expanded, several_notes, unread_averages, why_none, with_ema_of_model
 from ckpt_cli.discover.counters import notes_of_ranks, renamed_notes
 from ckpt_cli.discover.downloads.commits import commit_notes
 from ckpt_cli.discover.downloads.copies import copy_notes
@@ -165,6 +165,7 @@ def open_checkpoint(
         if type in ("ema", "both") and (ema := called_ema(found)) not in ("ema", None):
             notes.append(Note("info", "ema-by-name", f"no component is called ema; {ema} was used, an average by its name"))
         notes += [*also_notes(target, [(found, [one.name for one in components])]), *several_notes(target, found, type)]
+        notes += unread_averages(target, found, type)
         renamed = renamed_notes(found, [opened.component for opened in components])
         notes += [*(renamed or mixed_notes(found, components[0].place, files)), *lost_part_notes(found)]
         if step is None and target.run is not None:

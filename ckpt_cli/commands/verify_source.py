@@ -18,7 +18,8 @@ from ckpt_cli.drafting.draft import Draft
 from ckpt_cli.dtypes import BY_CODE, Dtype
 from ckpt_cli.errors import CkptError, CorruptFile, NotFound, Unreadable, UsageError
 from ckpt_cli.files.folders import is_there, status_of
-from ckpt_cli.files.manifest import Manifest
+from ckpt_cli.files.leftovers.written_over import written_over
+from ckpt_cli.files.manifest import Manifest, foreign_entries
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.registry import format_of
 from ckpt_cli.formats.step_names import number_in_manifest, step_of
@@ -323,10 +324,18 @@ def _also(manifest: Manifest) -> list[str]:
     return [word for folder in (said if isinstance(said, list) else []) if isinstance(folder, str) for word in ("--also", folder)]
 
 
+def _holds_others(folder: Path, manifest: Manifest) -> bool:
+    """Whether `--overwrite` refuses a folder, for files or weights that ckpt did not write."""
+    try:
+        return bool(foreign_entries(folder) or written_over(folder, manifest))
+    except CkptError:
+        return True  # only asked for the next command
+
+
 def made_by(manifest: Manifest | None, folder: Path) -> tuple[str, ...]:
-    """The command, word by word, that would write an output again; empty if it was not merged, or its source is gone."""
+    """The command that would write an output again, word by word; empty if there is no source, or weights that were saved there since."""
     source = made_from(manifest)
-    if manifest is None or source is None or manifest.options.get("in_place"):
+    if manifest is None or source is None or manifest.options.get("in_place") or _holds_others(folder, manifest):
         return ()
     words = ["ckpt", "merge", source, *_also(manifest), "-o", str(folder)]
     component, base = manifest.facts.get("component"), manifest.facts.get("base")

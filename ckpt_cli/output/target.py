@@ -13,6 +13,7 @@ from pathlib import Path
 from ckpt_cli.errors import InputError, NoSpace, NotWritable, OutputExists, OutputInsideSource
 from ckpt_cli.files import manifest
 from ckpt_cli.files.folders import entries_in, files_in, is_folder, is_there
+from ckpt_cli.files.leftovers.written_over import written_over
 from ckpt_cli.files.remote.tree import look_again
 from ckpt_cli.files.source import Source
 from ckpt_cli.formats.safetensors.names import SUFFIX, is_index, stem_of
@@ -75,8 +76,27 @@ def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, read
             path=target,
             hint="choose another -o, or move the folder away",
         )
+    if not unfinished:
+        _refuse_written_over(target)
     if not overwrite and not unfinished:
         raise OutputExists("the output folder exists", path=target, hint="pass --overwrite to replace it, or choose another -o")
+
+
+def _refuse_written_over(target: Path) -> None:
+    """Raise OutputExists for an output that holds weights of somebody else by now."""
+    try:
+        made = manifest.read_manifest(target)
+        others = written_over(target, made) if made is not None else []
+    except InputError as error:
+        message = f"the contents of the output folder cannot be determined: {error.message}"
+        raise NotWritable(message, path=error.path, hint=error.hint) from error
+    if others:
+        what = "is not what ckpt wrote there" if len(others) == 1 else "are not what ckpt wrote there"
+        raise OutputExists(
+            f"the output folder exists, and {few(others)} {what}: it was saved again since, so it will not be replaced",
+            path=target,
+            hint="choose another -o, or move the folder away",
+        )
 
 
 def refuse_existing(folder: Path, names: Sequence[str], index: str | None, sources: Iterable[Source], written: Collection[Path]) -> None:

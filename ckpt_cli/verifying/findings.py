@@ -105,6 +105,7 @@ KINDS: dict[str, Kind] = {
     "missing-index": Kind("error", "headers", "parts of a model without an index: nothing shows that they are complete", AGAIN),
     "part-of-set": Kind("error", "headers", "weights that are one part of a set, by their names or headers", "get the whole set"),
     "changed-size": Kind("error", "headers", "the size of a file of weights or state has changed since it was written", AGAIN),
+    "other-manifest": Kind("warning", "headers", "ckpt-manifest.json lists none of the weights here: it is that of another folder", MOVE),
     "stale-file": Kind("error", "headers", "a weights file that belongs to no index: loaders may read it instead", MOVE),
     "leftover-index": Kind("warning", "headers", "an index none of whose files is here, beside other weights: it is not used", MOVE),
     "misplaced-tensor": Kind("error", "headers", "index and files disagree about which file holds a tensor", AGAIN),

@@ -15,6 +15,7 @@ from ckpt_cli.discover.beside.same_weights import difference, difference_from
 from ckpt_cli.discover.beside.stages import stage_trouble
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import Folders, files_in, is_file, status_of, stays_inside
+from ckpt_cli.files.leftovers.written_over import is_of_another_folder
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.manifest import Manifest, read_manifest, refuse_unfinished
 from ckpt_cli.files.source import Files
@@ -64,7 +65,20 @@ def is_model_folder(path: Path) -> bool:
     if not usual and any(not format_of(match).is_loaded for match in recognise(path)):
         # A value head or an adapter beside pytorch_model.bin, or files of ranks, is not the model.
         weights = []
-    return MANIFEST in names or (bool(weights) and not any(SHARD.fullmatch(name) for name in names))
+    return (MANIFEST in names and not _is_copied(path)) or (bool(weights) and not any(SHARD.fullmatch(name) for name in names))
+
+
+def _is_copied(folder: Path) -> bool:
+    try:
+        manifest = read_manifest(folder)
+    except CkptError:
+        return False  # what is damaged is told
+    return manifest is not None and is_copied_manifest(folder, manifest)
+
+
+def is_copied_manifest(folder: Path, manifest: Manifest) -> bool:
+    """Whether a folder has weights, and none of those that its manifest lists: it was copied there with other files of a base."""
+    return is_of_another_folder(folder, manifest) and bool(recognise(folder))
 
 
 def check_folder(folder: Path, files: Files) -> FolderCheck:
@@ -197,6 +211,10 @@ def _manifest(folder: Path, found: list[Finding]) -> Manifest | None:
         found.append(unread("damaged-manifest", error, MANIFEST))
         return None
     if manifest is None:
+        return None
+    if is_copied_manifest(folder, manifest):
+        text = f"it lists {few(list(manifest.outputs), 3)}, and nothing of this is here: it is that of another folder, and was not used"
+        found.append(finding("other-manifest", text, file=MANIFEST))
         return None
     for name, size in manifest.outputs.items():
         status = status_of(folder / name) if stays_inside(name) else None

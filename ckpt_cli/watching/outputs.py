@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import status_of, stays_inside
+from ckpt_cli.files.leftovers.written_over import written_over
 from ckpt_cli.files.manifest import NAME, foreign_entries, is_unfinished, read_manifest
 from ckpt_cli.names import few
 from ckpt_cli.output.interrupted.place import remove_leftovers, temporary_name
@@ -85,7 +86,15 @@ def why_kept(folder: Path, home: Path) -> str | None:
     foreign = foreign_entries(folder)
     if foreign is None:
         return f"it has no {NAME} that says what ckpt wrote there"
-    return f"it holds more than ckpt wrote there ({few(foreign, 2)})" if foreign else None
+    if foreign:
+        return f"it holds more than ckpt wrote there ({few(foreign, 2)})"
+    made = read_manifest(folder)
+    others = written_over(folder, made) if made is not None else []
+    return (
+        f"{few(others, 2)} {'was' if len(others) == 1 else 'were'} saved again since ckpt wrote {'it' if len(others) == 1 else 'them'}"
+        if others
+        else None
+    )
 
 
 def remove(folders: Iterable[Path], above: Path) -> bool:

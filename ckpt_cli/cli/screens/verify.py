@@ -182,6 +182,8 @@ def _next(result: VerifyResult, session: Session) -> tuple[str | None, str | Non
                 return None, f"get {item.file} again: the source is damaged, so anything made from it is too"
             if advice == AGAIN and result.made_by:
                 return text.words_again(result.made_by), None
+            if advice == AGAIN and result.made_from is not None and item.code in ("changed-size", "wrong-checksum"):
+                return None, "if the weights were saved again here on purpose, remove ckpt-manifest.json, which is of the ones before"
             if advice == AGAIN:
                 extra = item.code == "missing-tensor" and any(other.code == "extra-tensor" for other in result.findings)
                 unless = ", unless the weights are those of another model than config.json names, such as a draft model"

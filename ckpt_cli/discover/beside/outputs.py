@@ -11,6 +11,7 @@ from pathlib import Path
 from ckpt_cli.discover.found import Place
 from ckpt_cli.errors import CkptError
 from ckpt_cli.files.folders import is_file, is_folder, stays_inside
+from ckpt_cli.files.leftovers.written_over import written_over
 from ckpt_cli.files.manifest import LEFT_OUT, Manifest, read_manifest
 from ckpt_cli.files.source import read_small
 from ckpt_cli.formats.torch_files.averages import is_average_name
@@ -27,7 +28,7 @@ COMPONENT = "component"
 def made_by_ckpt(component: Component) -> Manifest | None:
     """The manifest of the output that the files of a component are; None for other files, and for a manifest that cannot be read."""
     try:
-        manifest = read_manifest(component.root) if is_folder(component.root) else None
+        manifest = _manifest_of(component.root)
     except CkptError:
         return None  # it is only asked; `verify` reports it
     written = (*manifest.outputs, *manifest.side_files) if manifest is not None and manifest.command != STATE else ()
@@ -37,7 +38,7 @@ def made_by_ckpt(component: Component) -> Manifest | None:
 def is_output(place: Place) -> bool:
     """Whether the weights of a checkpoint are an output of ckpt in a folder of its own; what `--in-place` added to a save is none."""
     try:
-        manifest = read_manifest(place.match.root) if is_folder(place.match.root) else None
+        manifest = _manifest_of(place.match.root)
     except CkptError:
         return False  # it is only asked; `verify` reports it
     if manifest is None or manifest.options.get("in_place"):
@@ -45,6 +46,12 @@ def is_output(place: Place) -> bool:
     # An index that was made with them is a file beside the weights.
     written = (*manifest.outputs, *(name for name in manifest.side_files if name.endswith(".index.json")))
     return all(path.parent == place.match.root and path.name in written for path in place.match.files)
+
+
+def _manifest_of(folder: Path) -> Manifest | None:
+    """The manifest of the weights in a folder; None for one of weights that were there before, or are in another folder."""
+    manifest = read_manifest(folder) if is_folder(folder) else None
+    return manifest if manifest is not None and not written_over(folder, manifest) else None
 
 
 def as_merged(place: Place) -> Place:

@@ -24,6 +24,7 @@ from ckpt_cli.hub.peft_names import ADAPTER_CONFIG, has_adapters
 from ckpt_cli.lora.merge import adapters_alone, check_adapter_files, check_factors, with_adapters_fused
 from ckpt_cli.merging.adapters import adapter_draft, adapter_files, fused_adapters, lora_mode, refuse_other_adapters
 from ckpt_cli.merging.adapters_fit import check_adapters_fit
+from ckpt_cli.merging.export_options import check_export_options
 from ckpt_cli.merging.kept_config import kept_config_notes
 from ckpt_cli.merging.match_base import matched_with_base
 from ckpt_cli.merging.options import MergeOptions
@@ -142,12 +143,12 @@ def _model_job(opened: Opened, group: Group, target: Path, setting: Setting[Merg
 
 def _adapter_job(opened: Opened, component: OpenedComponent, target: Path, setting: Setting[MergeOptions]) -> Job:
     """The adapters of a component as a folder that PEFT loads."""
-    if setting.options.include or setting.options.exclude:
-        hint = "leave out --lora export" if setting.options.lora is not None else "pass --base to fuse the adapters, or --lora keep"
-        raise UsageError("--include and --exclude choose tensors of a model, not of an adapter", hint=hint)
+    fusible = setting.base is not None or not adapters_alone(component.component.tensors)
+    told = check_export_options(setting.options, fusible=fusible)
     if setting.base is not None and setting.base.component is not None:
         check_adapters_fit(component, setting.base.component, setting.base.folder)
     draft, config = adapter_draft(component, setting)
+    draft = replace(draft, notes=(*draft.notes, *told))
     whole = plan.united([draft.plan], None, None)
     if not setting.options.in_place:
         check_output(target, [opened.found.path], [component], setting, whole)

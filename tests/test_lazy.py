@@ -146,6 +146,32 @@ class TestValues:
         with pytest.raises(CastOverflow, match="1 finite value becomes infinite"):
             lazy.numpy()
 
+    @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+    @settings(max_examples=20, deadline=None)
+    @examples(chain=st.lists(st.sampled_from(["fp32", "bf16", "fp16"]), min_size=1, max_size=5))
+    def test_casts_of_casts_are_made_one_after_the_other(
+        self, stored: str, chain: list[str], tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """What was opened as bf16 had the unrounded values of the file when it was cast to fp32."""
+        kinds = {"fp32": numpy.float32, "bf16": ml_dtypes.bfloat16, "fp16": numpy.float16}
+        file = tmp_path_factory.mktemp("chain") / "model.safetensors"
+        values = torch.randn(40, generator=torch.Generator().manual_seed(1)).to(getattr(torch, stored))
+        save_file({"a": values}, file)
+        expected = values.float().numpy().astype(kinds[{"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[stored]])
+        lazy, opened = ckpt_cli.open(file)["a"], ckpt_cli.open(file, dtype=chain[0])["a"]
+        for at, name in enumerate(chain):
+            expected = expected.astype(numpy.float32).astype(kinds[name])
+            lazy, opened = lazy.to(name), opened.to(name) if at else opened
+        for made in (lazy, opened, lazy[:]):
+            assert made.numpy().dtype == expected.dtype
+            assert made.numpy().tobytes() == expected.tobytes() == made.torch().view(torch.uint8).numpy().tobytes()
+        assert lazy[3:7].numpy().tobytes() == expected[3:7].tobytes()
+
+    def test_an_overflow_on_the_way_is_refused(self, tmp_path: Path) -> None:
+        save_file({"a": torch.tensor([1.0, 1e30])}, tmp_path / "model.safetensors")
+        with pytest.raises(CastOverflow, match="1 finite value becomes infinite"):
+            ckpt_cli.open(tmp_path / "model.safetensors")["a"].to("bf16").to("fp16").to("fp32").numpy()
+
     def test_without_torch_there_is_numpy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "torch", None)
         checkpoint = ckpt_cli.open(EXAMPLE)

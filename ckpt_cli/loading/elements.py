@@ -34,10 +34,11 @@ def read_box(tensor: Tensor, box: Box, dtype: Dtype, records: Records | None = N
         buffer = bytearray(tile.numel * tensor.dtype.itemsize)
         with reading(tensor=tensor.name):
             read_tile(tensor, tile, buffer, records)
-        yield tile, *_as_dtype(buffer, tensor.dtype, dtype, tile.numel)
+        yield tile, *as_dtype(buffer, tensor.dtype, dtype, tile.numel)
 
 
-def _as_dtype(buffer: bytearray, source: Dtype, target: Dtype, numel: int) -> tuple[bytearray, int]:
+def as_dtype(buffer: bytearray, source: Dtype, target: Dtype, numel: int) -> tuple[bytearray, int]:
+    """Elements cast, and how many finite ones became infinite."""
     if source == target:
         return buffer, 0
     made = bytearray(numel * target.itemsize)

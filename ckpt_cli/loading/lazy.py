@@ -14,7 +14,7 @@ from ckpt_cli.dtypes import Dtype
 from ckpt_cli.errors import NotFound
 from ckpt_cli.files.source import Files
 from ckpt_cli.given import DtypeLike, boundary, dtype_of
-from ckpt_cli.loading.elements import all_bytes, as_numpy, as_torch, target_dtype
+from ckpt_cli.loading.elements import all_bytes, as_dtype, as_numpy, as_torch, overflow, target_dtype
 from ckpt_cli.loading.indexing import indexed
 from ckpt_cli.names import plural, printable
 from ckpt_cli.results.checkpoint import NoteInfo
@@ -39,12 +39,14 @@ class LazyTensor:
     ``t[0:4, :8]`` is again lazy, and only what it covers is read.
     """
 
-    __slots__ = ("_checksum", "_dtype", "_tensor")
+    __slots__ = ("_before", "_checksum", "_dtype", "_tensor")
 
-    def __init__(self, tensor: Tensor, dtype: Dtype, *, checksum: bool = False) -> None:
+    def __init__(self, tensor: Tensor, dtype: Dtype, *, checksum: bool = False, before: tuple[Dtype, ...] = ()) -> None:
+        """``before``: the dtypes that the values are cast to on the way to ``dtype``, in their order."""
         self._tensor = tensor
         self._dtype = dtype
         self._checksum = checksum
+        self._before = before
 
     @property
     def name(self) -> str:
@@ -83,11 +85,17 @@ class LazyTensor:
     @property
     def identity(self) -> tuple[object, ...]:
         """Equal for tensors of one checkpoint that are the same stored elements, such as tied ones."""
-        return (self.shape, self.dtype, *(piece.same_bytes_as for piece in self._tensor.pieces))
+        return (self.shape, *self._before, self._dtype, *(piece.same_bytes_as for piece in self._tensor.pieces))
 
     def to(self, dtype: DtypeLike) -> LazyTensor:
-        """The tensor cast to fp32, bf16 or fp16 when it is read, rounded once to nearest even; integers and bools stay."""
-        return LazyTensor(self._tensor, target_dtype(dtype_of(dtype), self._dtype), checksum=self._checksum)
+        """The tensor cast to fp32, bf16 or fp16 when it is read, rounded to nearest even; integers and bools stay.
+
+        Casts of casts are made one after the other, as those of torch: in fp32, what was bf16 has the values of bf16.
+        """
+        target = target_dtype(dtype_of(dtype), self._dtype)
+        is_first = not self._before and self._dtype == self._tensor.dtype
+        known = self._before if is_first or self._dtype == target else (*self._before, self._dtype)
+        return LazyTensor(self._tensor, target, checksum=self._checksum, before=known)
 
     def numpy(self) -> Array:
         """The values as a new array; bfloat16 and 8-bit floats are dtypes of ml_dtypes.
@@ -114,14 +122,21 @@ class LazyTensor:
         return data
 
     def _values(self) -> bytearray:
-        return all_bytes(self._tensor, self._dtype, checksum=self._checksum)
+        first, *others = (*self._before, self._dtype)
+        data, now = all_bytes(self._tensor, first, checksum=self._checksum), first
+        for dtype in others:
+            data, infinite = as_dtype(data, now, dtype, self._tensor.numel)
+            if infinite:
+                raise overflow(self.name, infinite, dtype)
+            now = dtype
+        return data
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         values = self.numpy()
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __getitem__(self, key: object) -> LazyTensor:
-        return LazyTensor(indexed(self._tensor, key), self._dtype, checksum=self._checksum)
+        return LazyTensor(indexed(self._tensor, key), self._dtype, checksum=self._checksum, before=self._before)
 
     def __len__(self) -> int:
         if not self.shape:

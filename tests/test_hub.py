@@ -756,7 +756,7 @@ class TestWatch:
         assert [(each.event, each.exit_code) for each in told] == [("made", 0), ("pushed", 5), ("pushed", 0)]
 
     def test_outputs_of_an_earlier_watch_are_verified_and_pushed(self, hub: Hub, run: Path, out: Path) -> None:
-        ckpt_cli.watch(run, out, once=True)
+        ckpt_cli.watch(run, out, once=True, settle=0)
         weights = out / "step-100" / WEIGHTS
         weights.write_bytes(weights.read_bytes()[:-40])
         result = self.watch(run, out)
@@ -785,7 +785,9 @@ class TestWatch:
         with pytest.raises(UsageError, match="one branch"):
             ckpt_cli.watch([run, tmp_path / "second"], out, once=True, push_to_hub="me/model", branch="step{step}")
         assert not out.exists()
-        result = ckpt_cli.watch([run, tmp_path / "second"], out, once=True, since=200, push_to_hub="me/model", branch="{run}/{step}")
+        result = ckpt_cli.watch(
+            [run, tmp_path / "second"], out, once=True, settle=0, since=200, push_to_hub="me/model", branch="{run}/{step}"
+        )
         assert result.exit_code == 0
         assert set(hub.repos["me/model"].branches) == {"main", "run/200", "second/200"}
 

@@ -114,7 +114,7 @@ def test_it_is_refused_before_anything_is_merged(run: Path, tmp_path: Path) -> N
     assert not home.exists()
     hinted = "sh -c 'ls \"$CKPT_OUTPUT\"'"
     assert hinted in str(caught.value.hint)
-    ran = ckpt_cli.watch(run, home, once=True, since=200, execute=hinted)
+    ran = ckpt_cli.watch(run, home, once=True, settle=0, since=200, execute=hinted)
     assert [event.exit_code for event in ran.events if event.event == "ran"] == [0]
 
 

@@ -622,7 +622,7 @@ class TestTheCommand:
             "print('[1, 2]'); print('{not json'); print('done')\n"
         )
         environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
-        command = f"watch {run} -o {tmp_path}/out --once --since 200 --exec '{sys.executable} {script} {{output}} {{step}}'"
+        command = f"watch {run} -o {tmp_path}/out --once --settle 0 --since 200 --exec '{sys.executable} {script} {{output}} {{step}}'"
         done = subprocess.run(
             [sys.executable, "-m", "ckpt_cli", *shlex.split(command)],
             env={**environment, "PYTHONPATH": str(ROOT)},
@@ -711,7 +711,7 @@ def test_the_examples_in_the_help_work(run: Path) -> None:
     examples = [line.strip() for line in text.split("Examples:")[1].splitlines() if line.strip().startswith("ckpt ")]
     assert len(examples) == 3
     for example in examples:
-        outcome = ckpt(*shlex.split(example)[1:], *([] if "--once" in example else ["--once"]), cwd=run.parent)
+        outcome = ckpt(*shlex.split(example)[1:], *([] if "--once" in example else ["--once"]), "--settle", "0", cwd=run.parent)
         assert outcome.code == 0, (example, outcome)
 
 

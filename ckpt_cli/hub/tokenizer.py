@@ -14,6 +14,10 @@ from ckpt_cli.hub.assets import CONFIG, GENERATION_CONFIG, Assets
 from ckpt_cli.hub.beside.told_tokens import USED, told_tokens, with_ids
 from ckpt_cli.hub.config import Config, writes_texts
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.contents.placeholders import CODE as PLACEHOLDERS
+from ckpt_cli.hub.contents.placeholders import other_placeholders, placeholders_of_base
+from ckpt_cli.hub.contents.processor_numbers import CODE as NUMBERS
+from ckpt_cli.hub.contents.processor_numbers import other_numbers
 from ckpt_cli.hub.tied_names import SHARED, embeddings_in, last_two
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, TokenizerFile
 from ckpt_cli.names import few
@@ -172,9 +176,16 @@ def vocabulary_notes(assets: Assets, tensors: Mapping[str, Tensor], base: Assets
         *notes,
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in special_ids_beyond(assets.files, assets.config, tensors)),
         *(Note("warning", "token-ids", f"{name}: {text}") for name, text in told_ids_beyond(tokenizer, assets.files, tensors)),
+        *(Note("warning", NUMBERS, f"{name}: {text}") for name, text in other_numbers(assets.files, assets.config)),
+        *(Note("warning", PLACEHOLDERS, f"{CONFIG}: {text}") for text in _placeholders(assets, tokenizer, base)),
         *([Note("warning", "no-end", f"{GENERATION_CONFIG}: {text}")] if (text := endless(assets.files, assets.config)) else []),
         *([Note("warning", "other-end", f"{GENERATION_CONFIG}: {text}")] if (text := _other_end(assets, base)) else []),
     ]
+
+
+def _placeholders(assets: Assets, tokenizer: TokenizerFile | None, base: Assets | None) -> list[str]:
+    found = dict(placeholders_of_base(assets.files, assets.config, base.files, base.config)) if base is not None else {}
+    return list({**found, **dict(other_placeholders(assets.files, assets.config, tokenizer))}.values())
 
 
 def _generation(files: Mapping[str, Path]) -> Config | None:

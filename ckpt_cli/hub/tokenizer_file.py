@@ -23,9 +23,10 @@ TOKENIZER = "tokenizer.json"
 class TokenizerFile:
     """``ids`` are those of the vocabulary and of tokens that were added to it, by kind; ``digest`` is equal for two equal vocabularies.
 
-    ``added`` are the tokens that the vocabulary lacks, with their ids. ``told`` are tokens that files beside it name, ``held`` the ids
-    of those that it has, and ``following`` is the id that the next one gets. ``steps`` are digests of what it does with a
-    text, by name. ``marked``: the file begins with a byte order mark. ``trouble``: it cannot be read, so that nothing is known.
+    ``added`` are the tokens that the vocabulary lacks, with their ids, and ``listed`` all that the file lists as added. ``told`` are
+    tokens that files beside it name, ``held`` the ids of those that it has, and ``following`` is the id that the next one gets.
+    ``steps`` are digests of what it does with a text, by name. ``marked``: the file begins with a byte order mark. ``trouble``: it
+    cannot be read, so that nothing is known.
     """
 
     ids: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -35,6 +36,7 @@ class TokenizerFile:
     held: Mapping[str, int] = field(default_factory=dict)
     following: int | None = None
     steps: Mapping[str, str] = field(default_factory=dict)
+    listed: Mapping[str, int] = field(default_factory=dict)
     marked: bool = False
     trouble: CkptError | None = None
 
@@ -74,7 +76,7 @@ def _read(path: Path, beside: Mapping[str, Path]) -> TokenizerFile:
     held = _held({each.token for each in told}, vocabulary, added)
     following = max([len(own), *(number + 1 for _, number in added)]) if digest is not None else None
     known = tuple(each for each in ids if each[1])
-    return TokenizerFile(known, digest, added, told, held, following, steps_of(text.content), text.marked)
+    return TokenizerFile(known, digest, added, told, held, following, steps_of(text.content), _entries(text.content), text.marked)
 
 
 def _held(words: set[str], vocabulary: Any, added: tuple[tuple[str, int], ...]) -> dict[str, int]:
@@ -95,15 +97,17 @@ def _ids(vocabulary: Any) -> tuple[int, ...]:
 
 def _listed(content: Any) -> frozenset[int]:
     """The ids of all tokens that are listed as added: a vocabulary may have some of them itself, such as the mask of BART."""
+    return frozenset(_entries(content).values())
+
+
+def _entries(content: Any) -> dict[str, int]:
+    """All tokens that are listed as added, with their ids."""
     listed = content.get("added_tokens") if isinstance(content, dict) else None
-    numbers = (token.get("id") for token in listed if isinstance(token, dict)) if isinstance(listed, list) else ()
-    return frozenset(number for number in numbers if type(number) is int)
+    found = [(token.get("content"), token.get("id")) for token in listed if isinstance(token, dict)] if isinstance(listed, list) else []
+    return {token: number for token, number in found if isinstance(token, str) and type(number) is int}
 
 
 def _added(content: Any, vocabulary: Any) -> tuple[tuple[str, int], ...]:
     """Tokens that were added to a vocabulary, with their ids."""
-    listed = content.get("added_tokens") if isinstance(content, dict) else None
-    entries = [token for token in listed if isinstance(token, dict)] if isinstance(listed, list) else []
-    found = [(token.get("content"), token.get("id")) for token in entries]
     own = vocabulary if isinstance(vocabulary, dict) else {}
-    return tuple((token, number) for token, number in found if isinstance(token, str) and type(number) is int and token not in own)
+    return tuple((token, number) for token, number in _entries(content).items() if token not in own)

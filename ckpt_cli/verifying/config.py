@@ -18,6 +18,7 @@ from ckpt_cli.hub.bagel import MARKS
 from ckpt_cli.hub.beside.codes import has_scales, no_scales_text
 from ckpt_cli.hub.beside.model_config import no_model_config
 from ckpt_cli.hub.beside.names import OF_CODES, OWN_CONFIGS, TOKENIZER_CONFIG
+from ckpt_cli.hub.beside.processors import PREPROCESSOR, PROCESSOR
 from ckpt_cli.hub.beside.told_tokens import ADDED_TOKENS, SPECIAL_TOKENS
 from ckpt_cli.hub.classes.absent.own_words import replaced_text
 from ckpt_cli.hub.classes.computed.stored_buffers import AGREES, DIFFERS, stored_buffers
@@ -40,6 +41,8 @@ from ckpt_cli.hub.classes.precision.kept import kept_in_fp32
 from ckpt_cli.hub.classes.prefixes import class_of, common_prefix, compared_within
 from ckpt_cli.hub.config import Config, is_quantised, not_loaded
 from ckpt_cli.hub.config_text import read_config
+from ckpt_cli.hub.contents.placeholders import other_placeholders
+from ckpt_cli.hub.contents.processor_numbers import other_numbers
 from ckpt_cli.hub.text_assets import check_text
 from ckpt_cli.hub.tokenizer import endless, ids_beyond, special_ids_beyond, told_ids_beyond
 from ckpt_cli.hub.tokenizer_file import TOKENIZER, tokenizer_at
@@ -49,7 +52,7 @@ from ckpt_cli.results.verify import Finding
 from ckpt_cli.tensors.tensor import Tensor
 from ckpt_cli.verifying.findings import finding, unread
 
-OF_TOKENS = frozenset({TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, GENERATION_CONFIG})
+OF_TOKENS = frozenset({TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, GENERATION_CONFIG, PREPROCESSOR, PROCESSOR})
 """What tells of tokens and their ids, besides config.json."""
 
 
@@ -277,5 +280,9 @@ def _ids_beyond(folder: Path, config: Config, tensors: Mapping[str, Tensor]) -> 
         yield finding(code, item.text, tensor=item.embedding, file=TOKENIZER, largest=item.largest, rows=item.rows)
     for name, text in (*special_ids_beyond(files, config, tensors), *told_ids_beyond(tokenizer, files, tensors)):
         yield finding("token-ids", text, file=name)
+    for name, text in other_numbers(files, config):
+        yield finding("processor-numbers", text, file=name)
+    for _, text in other_placeholders(files, config, tokenizer):
+        yield finding("placeholder-ids", text, file=CONFIG)
     if (ending := endless(files, config)) is not None:
         yield finding("no-end", ending, file=GENERATION_CONFIG)

@@ -246,6 +246,8 @@ KINDS: dict[str, Kind] = {
     "token-ids": Kind(
         "warning", "headers", "a config, or a file beside the vocabulary, names special tokens for which the embedding has no row"
     ),
+    "placeholder-ids": Kind("warning", "headers", "config.json and the tokenizer have other ids for the place of images or sounds"),
+    "processor-numbers": Kind("warning", "headers", "config.json and a processor have other numbers: the model cannot take what it makes"),
     "no-end": Kind(
         "warning",
         "headers",

@@ -41,13 +41,13 @@ def told_tokens(files: Mapping[str, Path]) -> tuple[Told, ...]:
 
     Only a tokenizer_config.json without its own list of added tokens is completed by the two older files.
     """
-    config = _content(files, TOKENIZER_CONFIG)
+    config = content_of(files, TOKENIZER_CONFIG)
     decoder = config.get(DECODER)
     found = [*_numbered(TOKENIZER_CONFIG, decoder)] if isinstance(decoder, dict) else []
     sources = {TOKENIZER_CONFIG: config}
     if not isinstance(decoder, dict):
-        found += [Told(ADDED_TOKENS, token, id=number) for token, number in _content(files, ADDED_TOKENS).items() if type(number) is int]
-        sources = {SPECIAL_TOKENS: _content(files, SPECIAL_TOKENS), **sources}
+        found += [Told(ADDED_TOKENS, token, id=number) for token, number in content_of(files, ADDED_TOKENS).items() if type(number) is int]
+        sources = {SPECIAL_TOKENS: content_of(files, SPECIAL_TOKENS), **sources}
     for role in ROLES:
         named = [Told(name, word, role) for name, said in sources.items() for word in words(said.get(role))]
         found += named[:1]
@@ -82,7 +82,8 @@ def _several(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
 
 
-def _content(files: Mapping[str, Path], name: str) -> Mapping[str, Any]:
+def content_of(files: Mapping[str, Path], name: str) -> Mapping[str, Any]:
+    """The JSON object in one of the files; empty without one that can be read."""
     content: Any = None
     if name in files:
         with contextlib.suppress(CkptError):  # what cannot be read is found elsewhere

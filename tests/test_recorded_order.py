@@ -210,6 +210,23 @@ class TestTheOrderOfAShell:
         for others in ([*paths[:2], paths[4], *paths[2:4]], paths[::-1], [paths[1], paths[0], paths[4]]):
             assert (order_note(others) or ("",))[0] == "info"
 
+    @pytest.mark.parametrize(
+        "names", [("ckpt_1M", "ckpt_2M", "ckpt_500k"), ("step_1.5k", "step_1k", "step_900"), ("t_10b", "t_1b", "t_2B")]
+    )
+    def test_counts_units(self, tmp_path: Path, names: tuple[str, ...]) -> None:
+        """`ckpt_500k.pt` came last in `*.pt`, and got the largest share as the newest."""
+        numbered = [model(tmp_path / f"v{name.partition('_')[2]}" / "model") for name in names]
+        level, text = order_note(numbered) or ("", "")
+        assert (level, "as a shell lists them" in text) == ("warning", True)
+        files = [made(tmp_path / "files" / f"{name}.pt") for name in names]
+        for file in files:
+            plain(file)
+        with pytest.raises(UsageError, match="ordered from old to new"):
+            order_note(files)
+        order = {"ckpt_500k": 0, "ckpt_1M": 1, "ckpt_2M": 2, "step_900": 0, "step_1k": 1, "step_1.5k": 2, "t_1b": 0, "t_2B": 1, "t_10b": 2}
+        ordered = sorted(files, key=lambda file: order[file.stem])
+        assert (order_note(ordered) or ("info",))[0] == "info"
+
     def test_of_names_that_differ_otherwise_is_none(self, tmp_path: Path) -> None:
         for names in (("a10", "b2"), ("lr_0.10", "lr_0.9"), ("v01", "v02", "v10")):
             assert (order_note([model(tmp_path / name) for name in names]) or ("",))[0] == "info"

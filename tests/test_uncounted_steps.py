@@ -10,6 +10,7 @@ import torch
 
 import ckpt_cli
 from ckpt_cli.errors import CkptError, NotFound, OutputInsideSource, Unreadable, UsageError
+from ckpt_cli.watching.watched_run import Listener
 from tests.test_steps import model, of_all_commands, ranks, told, value_of
 
 Told = list[tuple[str, str]]
@@ -58,6 +59,24 @@ class TestASaveUnderAnotherName:
             assert [level for level, _ in notes] == ["warning"], command
             assert notes[0][1].startswith(f"{other.split('/')[0]}/ beside the steps"), command
             assert notes[0][1].endswith(f"it may be newer than {steps[0]}"), command
+
+    @pytest.mark.parametrize("once", [True, False])
+    def test_is_told_by_watch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool) -> None:
+        run = tmp_path / "run"
+        for name in ("step_500", "step_1k", "step_2k"):
+            model(run / name, 1.0)
+        warned: list[str] = []
+        if not once:
+            naps = iter(range(3))
+            monkeypatch.setattr("ckpt_cli.commands.watch.time.sleep", lambda _: next(naps))
+        listener = Listener(warns=lambda _, text: warned.append(text))
+        try:
+            notes = told(ckpt_cli.watch(run, tmp_path / "out", once=once, settle=0, listener=listener).notes, "uncounted")
+            assert [level for level, _ in notes] == ["warning"]
+        except StopIteration:
+            assert not once
+        (text,) = warned
+        assert text.startswith("step_1k/, step_2k/ beside the steps were not counted")
 
     @pytest.mark.parametrize(
         ("steps", "others"),

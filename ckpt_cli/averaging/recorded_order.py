@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ckpt_cli.averaging.histories import history_notes
-from ckpt_cli.averaging.path_numbers import NUMBER_IN_NAMES, numbers_in
+from ckpt_cli.averaging.path_numbers import NUMBER_IN_NAMES, numbers_in, value_of
 from ckpt_cli.discover.counters import TRAINER_STATE, trainer_step
 from ckpt_cli.discover.downloads.hub_cache import cached_model, revisions_of
 from ckpt_cli.discover.open import Opened
@@ -143,9 +143,10 @@ def _of_names(names: Sequence[str]) -> RecordedOrder | None:
         return None
     numbers = zip(*(NUMBER_IN_NAMES.findall(name) for name in names), strict=True)
     differing = [column for column in numbers if len(set(column)) > 1]
-    if len(differing) != 1 or not all(map(str.isdecimal, differing[0])):
+    values = [value_of(number) for number in differing[0]] if len(differing) == 1 else []
+    if not values or None in values:
         return None
-    return RecordedOrder("their names", tuple(names), tuple((int(number),) for number in differing[0]))
+    return RecordedOrder("their names", tuple(names), tuple((value,) for value in values if value is not None))
 
 
 def _of_trainer_states(folders: Sequence[Path]) -> RecordedOrder | None:

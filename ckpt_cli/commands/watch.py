@@ -100,6 +100,7 @@ def watch(
     notes += [
         NoteInfo(level="warning", code="older-steps", text=f"{run.path.name}: {run.older}") for run in watched if run.older is not None
     ]
+    notes += [NoteInfo(level="warning", code="uncounted", text=f"{run.path.name}: {run.uncounted}") for run in watched if run.uncounted]
     notes += [
         NoteInfo(level="warning", code="output-kept", text=f"{folder} is not removed: {why}")
         for run in watched

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckpt_cli import shell
+from ckpt_cli.discover.beside.uncounted import uncounted_notes
 from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import short_reason
@@ -83,7 +84,7 @@ class WatchedRun:
     """A run and the ``home`` of its outputs, which were all made with options that say ``deciding``.
 
     ``waiting``: why steps are not made yet; ``kept``: outputs that stay, and why; ``older``: what shows that training was started again;
-    ``beside``: files of weights in the run's folder itself.
+    ``beside``: files of weights in the run's folder itself; ``uncounted``: what lies beside the steps and may be one.
     """
 
     path: Path
@@ -100,6 +101,8 @@ class WatchedRun:
     kept: dict[Path, str] = field(default_factory=dict)
     older: str | None = None
     beside: list[str] = field(default_factory=list)
+    uncounted: str | None = None
+    _seen: str | None = None
     _failed: dict[int, str] = field(default_factory=dict)
     _unpushed: dict[int, str] = field(default_factory=dict)
     _unfinished: set[int] = field(default_factory=set)
@@ -142,6 +145,7 @@ class WatchedRun:
                 due.append(left)
             elif self._made(found, step, steps):
                 self._after(step)
+        self._tell_uncounted(target)
         self._looks += 1
         return min(due, default=None)
 
@@ -350,6 +354,16 @@ class WatchedRun:
         if older is not None and older != self.older:
             self.listener.warns(self.path, older)
         self.older = older
+
+    def _tell_uncounted(self, target: Target) -> None:
+        """Warn of what lies beside the steps and may be one, if it is there for more than one look: saves have other names meanwhile."""
+        found = [note.text for note in uncounted_notes(target, target.checkpoints[-1]) if note.level == "warning"]
+        text = "; ".join(found) or None
+        if text is None or text == self._seen or self.options.once:
+            if text is not None and text != self.uncounted:
+                self.listener.warns(self.path, text)
+            self.uncounted = text
+        self._seen = text
 
     def _wait(self, step: int, reason: str) -> None:
         if self.waiting.get(step) != reason:

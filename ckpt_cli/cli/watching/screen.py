@@ -87,7 +87,7 @@ def watch_result(result: WatchResult, session: Session) -> None:
         return
     for note in result.notes:
         # Why a step waits, and what a run warns of, was said when it began to.
-        if note.level == "warning" and note.code not in ("step-waits", "older-steps"):
+        if note.level == "warning" and note.code not in ("step-waits", "older-steps", "uncounted"):
             session.labelled("warning", WARNING, note.text)
     happened = {event.run for event in result.events}
     for output in result.newest:

@@ -30,10 +30,7 @@ class Kind:
 AGAIN = "merge again, or copy the folder again"
 
 UNLESS_MEANT = "merge again, unless it was changed on purpose"
-
-MOVE = "move it away"
-
-COMPARE = "compare it with the original file"
+MOVE, COMPARE = "move it away", "compare it with the original file"
 
 KINDS: dict[str, Kind] = {
     # -- headers: names, sizes, headers and JSON; no weight byte is read
@@ -201,6 +198,7 @@ KINDS: dict[str, Kind] = {
     ),
     "extra-layers": Kind("warning", "headers", "more layers than config.json counts", "restore config.json from the run"),
     "extra-experts": Kind("warning", "headers", "more experts than config.json counts", "restore config.json from the run"),
+    "class-rows": Kind("warning", "headers", "the classifier does not have num_classes rows, or labels are missing", "correct config.json"),
     "vocabulary-rows": Kind("warning", "headers", "the embedding does not have vocab_size rows", "correct config.json"),
     "no-prediction-layers": Kind("warning", "headers", "config.json asks for more layers of multi-token prediction than are there"),
     "lost-head": Kind("warning", "headers", "the output head is not there, and config.json, or the version that wrote it, does not tie it"),
@@ -340,7 +338,7 @@ KINDS: dict[str, Kind] = {
         "pass the model that training started from",
     ),
     "unlike-layer": Kind(
-        "warning", "base", "a matrix unlike that of the base, while those of other layers are like theirs: of another model, or new"
+        "warning", "base", "a matrix unlike that of the base, where other layers are like theirs: another model's, or new"
     ),
     "base-settings": Kind(
         "warning", "base", "config.json and that of the base use weights of these shapes differently: rotary embedding, norms, heads"

@@ -38,6 +38,7 @@ ADVICE = {
     "no-layers": WHOLE,
     "extra-layers": "restore config.json from the run",
     "extra-experts": "restore config.json from the run",
+    "class-rows": "set num_classes and label_names in config.json to those of the training",
     "vocabulary-rows": "set vocab_size in config.json, or pad or cut the embedding",
     "no-prediction-layers": "speculative decoding needs them: --carry-from-base takes them from the base",
     "unbuildable-config": "loading fails in the same way: correct config.json",

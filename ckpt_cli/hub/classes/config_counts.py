@@ -83,7 +83,7 @@ def mismatches(config: Config, shapes: Mapping[str, Shape], *, known: bool, nami
         found += layer_mismatches(config, shapes, predicted=any(PART.search(name) for name in shapes))
         found += [*_experts(config, shapes), *_towers(config, shapes, namings)]
     if not known and not is_quantised(config):
-        found += _rows(config, shapes)
+        found += [*_rows(config, shapes), *_classes(config, shapes)]
     return found
 
 
@@ -208,6 +208,21 @@ def _rows(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
     if wanted is not None and rows and max(rows.values()) < wanted and max(rows.values()) not in others:
         name = max(rows, key=lambda name: rows[name])
         yield Mismatch("vocabulary-rows", f"{name} has {rows[name]} rows, but config.json says vocab_size {wanted}")
+
+
+def _classes(config: Config, shapes: Mapping[str, Shape]) -> Iterator[Mismatch]:
+    """Rows of the classifier of timm's and open_clip's models, which ``pretrained_cfg`` names, and names of labels in config.json."""
+    said, wanted = config.get("pretrained_cfg"), config.get("num_classes")
+    named = said.get("classifier") if isinstance(said, Mapping) else None
+    if type(wanted) is not int or not wanted:
+        return
+    for name in named if isinstance(named, list) else [named]:
+        shape = shapes.get(f"{name}.weight")
+        if shape is not None and shape[0] != wanted:
+            yield Mismatch("class-rows", f"{name}.weight has {shape[0]} rows, but config.json says num_classes {wanted}")
+    labels = config.get("label_names")
+    if isinstance(labels, (list, Mapping)) and len(labels) != wanted and named is not None:
+        yield Mismatch("class-rows", f"config.json has {plural(len(labels), 'label')} in label_names, but says num_classes {wanted}")
 
 
 def _towers(config: Config, shapes: Mapping[str, Shape], namings: Sequence[Collection[str]]) -> Iterator[Mismatch]:

@@ -35,8 +35,8 @@ SAMPLE = 4096
 ROUNDED = 2.0**-7
 """Weights that differ by less than this share are the same: a base in float32 was rounded to 16 bits on its way into the training."""
 
-UNRELATED = 0.5
-"""From this share on the weights are another model's, of which `ckpt_cli.tensors.kinship` tells."""
+UNRELATED = 0.1
+"""A cosine below is that of another model's weights, of which `ckpt_cli.tensors.kinship` tells."""
 
 SURE = 0.05
 """How well the share of the update that is in the weights must be known."""
@@ -47,11 +47,15 @@ NEAR, EXPLAINED = 0.2, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How far the sampled weights of a module are from the base's, relative to these; ``merged``: they are the base's with the update."""
+    """How far the sampled weights of a module are from the base's, relative to these; ``merged``: they are the base's with the update.
+
+    ``cosine`` is that of both; 0 of unrelated weights.
+    """
 
     name: str
     distance: float
     merged: bool
+    cosine: float = 1.0
 
 
 def frozen_notes(component: OpenedComponent, base: Base, state: PeftState, alpha: float | None) -> list[Note]:
@@ -74,7 +78,9 @@ def frozen_notes(component: OpenedComponent, base: Base, state: PeftState, alpha
             hint=f"pass --lora export, without --base, to write the adapter alone, and {then}; "
             "in the training, call unmerge_adapter() before saving",
         )
-    apart = max((each for each in measured if ROUNDED < each.distance < UNRELATED), key=lambda each: each.distance, default=None)
+    apart = max(
+        (each for each in measured if each.distance > ROUNDED and each.cosine > UNRELATED), key=lambda each: each.distance, default=None
+    )
     if apart is None:
         return []
     text = (
@@ -130,8 +136,10 @@ def _compared(name: str, mine: Tensor, base: Tensor, updated: Tensor) -> Measure
         change, update = weights - own, others - own
         width, left = float(numpy.linalg.norm(update)), float(numpy.linalg.norm(weights - others))
         distance = float(numpy.linalg.norm(change)) / size if size else math.nan
+        length = float(numpy.linalg.norm(weights)) * size
+        cosine = float(weights @ own) / length if length else 0.0
         if not width or not math.isfinite(width + left):
-            return Measured(name, distance, False)
+            return Measured(name, distance, False, cosine)
         share = float(change @ update) / width**2
     is_known = left < SURE * width * math.sqrt(len(own))
-    return Measured(name, distance, is_known and abs(share - 1) < NEAR and left < max(EXPLAINED * width, ROUNDED * size))
+    return Measured(name, distance, is_known and abs(share - 1) < NEAR and left < max(EXPLAINED * width, ROUNDED * size), cosine)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 
 import ckpt_cli
-from ckpt_cli.discover.forms.states_inside import STATE
 from tests.test_inner_steps import rank_files
 from tests.test_steps import HOUR, NOW, model, told
 from tests.test_uncounted_steps import of_every_command
@@ -114,41 +109,3 @@ class TestNothingIsSaidOf:
         model(run / "checkpoint-100", 1.0)
         model(run / name / "checkpoint-900", 1.0)
         assert {level for level, _ in told(ckpt_cli.detect(run).checkpoint.notes, CODE)} <= {"info"}
-
-
-class TestTrainingStateInARunOfItsOwn:
-    """torchft's replicas keep their dataloaders in `ft-replicat-R/step-N` beside the steps: these were runs in which training went on."""
-
-    @pytest.fixture
-    def run(self, tmp_path: Path) -> Path:
-        run = tmp_path / "run" / "checkpoint"
-        for step in (10, 20):
-            weights = {"tok_embeddings.weight": torch.ones(4, 2) * step}
-            saved_without_ranks({**weights, "lr_scheduler": {"last_epoch": step}}, run / f"step-{step}")
-        for replica in (0, 1):
-            for step in (10, 20, 25):
-                saved_without_ranks({"dataloader": {"dp_rank_0": b"abc"}}, run / f"ft-replicat-{replica}" / f"step-{step}")
-        return run
-
-    def test_is_no_run_with_weights(self, run: Path, tmp_path: Path) -> None:
-        for command, notes in of_every_command(run, tmp_path / "out", CODE).items():
-            assert notes == [], command
-        ((level, text),) = told(ckpt_cli.detect(run).checkpoint.notes, STATE)
-        assert level == "info"
-        assert text.endswith(f"ckpt extract-state {run}/ft-replicat-0/step-20 writes that of the first")
-
-    def test_is_told_where_state_is_asked_for(self, run: Path, tmp_path: Path) -> None:
-        asked = [
-            ckpt_cli.extract_state(run, tmp_path / "state").notes,
-            ckpt_cli.merge(run, tmp_path / "out", with_state=True).outputs[0].notes,
-        ]
-        assert [[level for level, _ in told(notes, STATE)] for notes in asked] == [["warning"], ["warning"]]
-        # What the warning says is true.
-        again = ckpt_cli.extract_state(run / "ft-replicat-0" / "step-20", tmp_path / "replica")
-        assert "dataloader_state.pt" in {file.name for file in again.files}
-
-
-def saved_without_ranks(content: dict[str, Any], path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save(content, checkpoint_id=path, no_dist=True)

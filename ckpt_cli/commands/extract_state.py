@@ -19,7 +19,7 @@ from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.not_taken import refused_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_state
-from ckpt_cli.discover.forms.states_inside import state_inside_notes, steps_inside_notes, steps_with_state, where_state_is_meant
+from ckpt_cli.discover.forms.states_inside import state_inside_notes, steps_inside_notes, steps_with_state
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
@@ -241,7 +241,7 @@ def choose(
             if step is None and target.run is not None:
                 newer += _notes_of_twins(found, target)
                 newer += newest_notes(target, found, lambda other: step_info(other).problem is None)
-                newer += where_state_is_meant(inner_run_notes(target, found, files))
+                newer += inner_run_notes(target, found, files)
             newer += also_notes(target, [(found, [place.name])])
             skipped = [*((other, why) for other, _, why in candidates), *((other, short_reason(why)) for other, why in passed.errors)]
             beside = [*linked, *unread_notes(found, place), *mark_notes(found, place), *_of_steps_inside(target, found, place, files)]

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ckpt_cli import shell
 from ckpt_cli.discover.beside.folders import LOGS, kind_of
 from ckpt_cli.discover.beside.models import comparison_of
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.components import expanded
-from ckpt_cli.discover.forms.states_inside import STATE
 from ckpt_cli.discover.found import Blocked, Found, Target, ages
 from ckpt_cli.discover.steps import SECONDS, steps_of_run, written_at
 from ckpt_cli.errors import CkptError, Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import NoWeights, ReadOptions
+from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.registry import describe
 from ckpt_cli.formats.step_names import counter_of, is_like_step, step_of
 from ckpt_cli.formats.trainers import ROLES, RUNS
@@ -81,37 +79,15 @@ def inner_run_notes(target: Target, taken: Found, files: Files) -> list[Note]:
         for top in dict.fromkeys(filter(None, (target.path, target.run, *target.folders))):
             found = runs_below(top, own, there, files=is_file) if there.is_folder(top) else ()
             inner |= {folder: steps for folder, steps in found if not _is_told_otherwise(folder, top, own)}
-    states = [folder for folder, steps in inner.items() if isinstance(steps[-1], Found) and _has_no_weights(steps[-1], files)]
-    notes = [(folder, _note(folder, steps, target, taken, files)) for folder, steps in inner.items() if folder not in states]
+    notes = [(folder, _note(folder, steps, target, taken, files)) for folder, steps in inner.items()]
     later = [(folder, text) for folder, (level, text) in notes if level == "warning"]
     others = [text for _, (level, text) in notes if level == "info"]
-    told = [_note_of_states(states, inner, taken)] if states else []
-    told += [Note("info", CODE, "; ".join(others))] if others else []
+    told = [Note("info", CODE, "; ".join(others))] if others else []
     if later:
         one = "that" if len(later) == 1 else "one of them"
         text = f"{'; '.join(text for _, text in later[:3])}: if a copy of the run landed in it, or training went on there, {one} is meant"
         told.append(Note("warning", CODE, f"{text}, and is read by passing {few([str(folder) for folder, _ in later], 3)}"))
     return told
-
-
-def _note_of_states(folders: Sequence[Path], inner: Mapping[Path, Sequence[Step]], taken: Found) -> Note:
-    """What is said of runs without weights: dataloaders of the replicas of a fault-tolerant training lie so (torchft, in torchtitan)."""
-    held = [f"{folder.name}/ (up to {inner[folder][-1].path.name})" for folder in folders]
-    steps = inner[folders[0]]
-    path = next((step.path for step in steps if step.path.name == taken.path.name), steps[-1].path)
-    text = f"{few(held, 3)} inside of this run {'holds' if len(folders) == 1 else 'hold'} training state alone, which was not read"
-    which = "it" if len(folders) == 1 else "that of the first"
-    return Note("info", STATE, f"{text}: ckpt extract-state {shell.path(path)} writes {which}")
-
-
-def _has_no_weights(step: Found, files: Files) -> bool:
-    try:
-        describe(expanded(step, files).places[0].match, files, ReadOptions())
-    except NoWeights:
-        return True
-    except CkptError:
-        return False
-    return False
 
 
 def _folders_of(target: Target) -> set[Path]:

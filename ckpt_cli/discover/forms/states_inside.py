@@ -6,8 +6,6 @@ What a training needs to go on lies in `checkpoint-N/`, or in `last-checkpoint/`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli import shell
@@ -20,8 +18,6 @@ from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.formats.step_names import is_like_step, step_of
 from ckpt_cli.names import few, plural
 from ckpt_cli.tensors.component import Note
-
-STATE = "state-inside"
 
 
 def steps_with_state(found: Found) -> list[Path]:
@@ -53,12 +49,7 @@ def state_inside_notes(found: Found) -> list[Note]:
         return []
     names, one = few([f"{step.name}/" for step in steps], 3), len(steps) == 1
     text = f"{names} in {found.path} {'holds' if one else 'hold'} training state of {'its' if one else 'their'} own, which was not read"
-    return [Note("warning", STATE, f"{text}: pass {shell.path(steps[0])} for {'it' if one else 'the last'}")]
-
-
-def where_state_is_meant(notes: Sequence[Note]) -> list[Note]:
-    """Notes of state that was not read, which are warnings where state is asked for."""
-    return [replace(note, level="warning") if note.code == STATE else note for note in notes]
+    return [Note("warning", "state-inside", f"{text}: pass {shell.path(steps[0])} for {'it' if one else 'the last'}")]
 
 
 def _holds_state(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from ckpt_cli.errors import CorruptFile, Inconsistent, MissingShard
 from ckpt_cli.files.folders import Folders, entries_in, is_file, is_folder
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import Match, NoWeights, ReadOptions
+from ckpt_cli.formats.base import Match, ReadOptions
 from ckpt_cli.formats.dcp.groups import Group
 from ckpt_cli.formats.dcp.metadata import METADATA, RANK_METADATA, CatalogTensor, named_metadata
 from ckpt_cli.formats.dcp.reader import Dcp, doubts_of_save, lost_metadata, notes_of_objects, notes_of_other_saves
@@ -93,7 +93,7 @@ class TorchDist(Dcp):
         entries = step.model
         if not entries:
             text, hint = "the step holds no tensor that could be a weight", _weights_beside(match.root)
-            raise NoWeights(text, path=match.root, expected="a model's tensors", hint=hint)
+            raise CorruptFile(text, path=match.root, expected="a model's tensors", hint=hint)
         _check_iteration(step.common, match)
         notes: list[Note] = []
         masters = step.slots[step.masters] if match.group == MASTER and step.masters is not None else {}

@@ -102,27 +102,6 @@ class TestTheLayersOfAModel:
         assert layer_count(ONE_STACK[dialect][0]) == 8
 
 
-class TestTheOnlyLayer:
-    """A draft model of one layer (EAGLE-3's ``midlayer``) was told that it may be one part of a model."""
-
-    ONE: ClassVar[Mapping[str, Any]] = {"num_hidden_layers": 1, "architectures": ["OwnForCausalLM"]}
-
-    @pytest.mark.parametrize("prefix", ["midlayer", "model.block", "layer"])
-    def test_needs_no_number(self, prefix: str) -> None:
-        names = (f"{prefix}.{leaf}" for leaf in LEAVES)
-        assert codes(self.ONE, dict.fromkeys(("fc.weight", *names), (64, 16))) == []
-        assert codes({**self.ONE, "num_hidden_layers": 2}, dict.fromkeys((f"{prefix}.{leaf}" for leaf in LEAVES), (64, 16))) == [
-            "no-layers"
-        ]
-
-    @pytest.mark.parametrize(
-        "names",
-        [("fc.weight", "lm_head.weight"), ("projector.up.weight", "projector.down.weight"), ("attn.q.weight", "attn.k.weight")],
-    )
-    def test_is_not_there(self, names: tuple[str, ...]) -> None:
-        assert codes(self.ONE, dict.fromkeys(names, (64, 16))) == ["no-layers"]
-
-
 @pytest.mark.parametrize("dialect", SEVERAL)
 class TestSeveralStacks:
     def test_are_all_there(self, dialect: str) -> None:

@@ -7,7 +7,6 @@ explains how long a stack is, nothing is said. No class of transformers that is 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -31,23 +30,11 @@ def no_layers(config: Config, stacks: Mapping[str, Layers], shapes: Mapping[str,
     if any(is_block(layers, number) for layers in stacks.values() for number in layers):
         return
     wanted = most_layers(config)
-    if wanted == 1 and _has_lone_layer(shapes):
-        return
     numbered = {name[: match.end()] for name in shapes for match in NUMBERED.finditer(name)}
     if len(numbered) < wanted and not any(shape[:1] == (wanted,) and len(shape) > 1 for shape in shapes.values()):
         there = f"only {plural(len(numbered), 'numbered module')}" if numbered else "no numbered module"
         text = f"config.json says {plural(wanted, 'layer')}, and the tensors are of {there}: they may be those of one part of the model"
         yield Mismatch("no-layers", text)
-
-
-def _has_lone_layer(shapes: Mapping[str, Shape]) -> bool:
-    """Whether a module has two others with several matrices, as attention and the feed-forward network of a layer that needs no number."""
-    inner: dict[str, Counter[str]] = {}
-    for name, shape in shapes.items():
-        layer, *parts = name.rsplit(".", 3)
-        if len(parts) == 3 and len(shape) > 1:
-            inner.setdefault(layer, Counter())[parts[0]] += 1
-    return any(sum(count > 1 for count in counts.values()) > 1 for counts in inner.values())
 
 
 class Stacks:

@@ -168,10 +168,6 @@ class CorruptFile(InputError):
     code = "corrupt-file"
 
 
-class NoWeights(CorruptFile):
-    """What was saved like a model holds nothing that could be a weight, such as state alone."""
-
-
 class NotFetched(InputError):
     """A file has its name, but not its content, which something should still fetch."""
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from ckpt_cli.discover.around.given_otherwise import is_given_otherwise
 from ckpt_cli.discover.beside.folders import LOGS, kind_of
 from ckpt_cli.discover.beside.models import comparison_of
 from ckpt_cli.discover.beside.outputs import is_output
@@ -81,6 +82,7 @@ def inner_run_notes(target: Target, taken: Found, files: Files) -> list[Note]:
         for top in dict.fromkeys(filter(None, (target.path, target.run, *target.folders))):
             found = runs_below(top, own, there, files=is_file) if there.is_folder(top) else ()
             inner |= {folder: steps for folder, steps in found if not _is_told_otherwise(folder, top, own)}
+    inner = {folder: steps for folder, steps in inner.items() if not is_given_otherwise(folder, taken.path, files)}
     notes = [(folder, _note(folder, steps, target, taken, files)) for folder, steps in inner.items()]
     later = [(folder, text) for folder, (level, text) in notes if level == "warning"]
     others = [text for _, (level, text) in notes if level == "info"]

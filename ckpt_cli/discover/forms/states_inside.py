@@ -16,11 +16,11 @@ from ckpt_cli.discover.found import Found, Target
 from ckpt_cli.discover.optimizers.files import find_optimizer_files
 from ckpt_cli.discover.places import places_in
 from ckpt_cli.discover.state_files import find_state_files
-from ckpt_cli.errors import CkptError, IsOptimizer, NoWeights, Unreadable
+from ckpt_cli.errors import CkptError, IsOptimizer, Unreadable
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import Files
-from ckpt_cli.formats.base import ReadOptions
+from ckpt_cli.formats.base import NoWeights, ReadOptions
 from ckpt_cli.formats.registry import describe, format_of
 from ckpt_cli.formats.step_names import is_like_step, step_of
 from ckpt_cli.names import few, plural, printable

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ckpt_cli.errors import CkptError, IsOptimizer, MissingShard, NoWeights, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CkptError, IsOptimizer, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
-from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
+from ckpt_cli.formats.base import Format, Match, NoWeights, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.agreement import lost_notes
 from ckpt_cli.formats.dcp.begun import notes_of_average
 from ckpt_cli.formats.dcp.copies import copied_notes

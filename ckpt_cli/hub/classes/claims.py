@@ -254,7 +254,7 @@ def refuse_lacking(
     elif made.fit is not None and made.fit.is_of_others and not elsewhere.places_all:
         # A base has all that is missing, untrained: what was trained is here under other names, or is another model.
         other = another_model(made.fit, names) if _of_class(made) and not foreign else ""
-        hint = f"{elsewhere.hint}; {other}" if elsewhere.hint and other else elsewhere.hint or other if not foreign else ""
+        hint = elsewhere.hint or other if not foreign else ""
         hint = hint or f"{own}rename them with --key-map"
     else:
         # What was trained is never taken from the base, where it is not.

@@ -145,6 +145,8 @@ def build(row: Trainer, kind: str, weights: str, base: Path, data: Path, step: i
     for name in row.states:
         (home / name).mkdir(parents=True, exist_ok=True)
         torch.save({"last_epoch": 3}, home / name / "rng.pt")
+    if row.own and row.own[0] not in (*row.trackers, *row.states):
+        torch.save({"epoch": 2}, checkpoint / row.own[0])
     if row.finished:
         (home / row.finished).write_text("{}")
     for name in row.trackers:
@@ -797,3 +799,28 @@ def test_the_documentation_has_the_table() -> None:
         DOCS.write_text(before + BEGIN + table() + END + after)
         return
     assert inside == table()
+
+
+OF_OTHERS = [(index, kind) for index, row in enumerate(TRAINERS) if row.own for kind in row.formats if kind != "torch-file"]
+
+
+@pytest.mark.parametrize("case", OF_OTHERS, ids=lambda case: f"{TRAINERS[case[0]].name}-{case[1]}".replace(" ", "_"))
+def test_a_name_of_steps_that_others_use_too_is_no_sign_of_a_trainer(case: tuple[int, str], tmp_path: Path) -> None:
+    """Weights right in folders of such names, or in ``model``, beside nothing of the trainer's own."""
+    index, kind = case
+    row = TRAINERS[index]
+    for step in (STEP, STEP + 1):
+        write(row, kind, tmp_path / "run" / named(row.steps[0], step) / ("model" if "model" in row.weights else ""), tmp_path)
+    found = ckpt_cli.detect(tmp_path / "run").checkpoint
+    assert (found.step, found.framework in {"torch DCP", "torch DCP, Hugging Face storage", "Hugging Face"}) == (STEP + 1, True)
+    for name in row.own:
+        own = tmp_path / "run" / named(row.steps[0], STEP + 1) / name
+        own.mkdir()
+        assert ckpt_cli.detect(tmp_path / "run").checkpoint.framework == row.name, name
+        own.rmdir()
+
+
+def test_the_folder_of_weights_tells_steps_of_xtuner(tmp_path: Path) -> None:
+    row = next(row for row in TRAINERS if row.name == "xtuner")
+    write(row, "dcp", tmp_path / "run" / "epoch-2-step-7", tmp_path)
+    assert ckpt_cli.detect(tmp_path / "run").checkpoint.framework == "torch DCP"

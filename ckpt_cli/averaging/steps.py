@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckpt_cli.discover.around.given_otherwise import give
 from ckpt_cli.discover.before.settings import CODE as STEP_SETTINGS
 from ckpt_cli.discover.before.tensors import CODE as STEP_TENSORS
 from ckpt_cli.discover.components import why_none
@@ -124,6 +125,7 @@ def open_snapshots(
     Raises UsageError if that is fewer than two, and what `open_checkpoint` raises.
     """
     choice.check()
+    give(files, paths)
     if also and len(paths) > 1:
         raise UsageError("--also applies to one run, but several paths were given", hint="merge the checkpoint from its nodes first")
     found: list[Opened] = []

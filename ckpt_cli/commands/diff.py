@@ -13,6 +13,7 @@ from ckpt_cli import shell
 from ckpt_cli.base_model.alike import seen_alike
 from ckpt_cli.base_model.resemblance import resemblance
 from ckpt_cli.commands.opening import Named, named_tensors, opened_component
+from ckpt_cli.discover.around.given_otherwise import give
 from ckpt_cli.discover.found import Found
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import short_reason, skipped_notes
@@ -88,6 +89,7 @@ def diff(
     _check_options(chosen, picture, page)
     started = time.monotonic()
     with Files() as files:
+        give(files, (place.path for place in places))
         sides, passed = _sides(places, files, chosen)
         _refuse_itself(sides)
         named = _alike_named(sides, files, chosen)

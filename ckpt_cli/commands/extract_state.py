@@ -19,7 +19,7 @@ from ckpt_cli.discover.forms.inner_runs import inner_run_notes
 from ckpt_cli.discover.forms.inner_steps import notes_of_state
 from ckpt_cli.discover.forms.not_taken import refused_notes
 from ckpt_cli.discover.forms.passed_over import passed_over_state
-from ckpt_cli.discover.forms.states_inside import state_inside_notes, steps_inside_notes, steps_with_state
+from ckpt_cli.discover.forms.states_inside import state_inside_notes, states_beside_notes, steps_inside_notes, steps_with_state
 from ckpt_cli.discover.found import Found, Place, Target
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.newest import Passed, ambiguous, newest_first, short_reason
@@ -264,7 +264,8 @@ def choose(
 
 
 def _of_steps_inside(target: Target, found: Found, place: Place, files: Files) -> list[Note]:
-    return [*notes_of_state(found, place, files), *(state_inside_notes(found) or steps_inside_notes(target)), *refused_notes(target)]
+    notes = [*notes_of_state(found, place, files), *(state_inside_notes(found) or steps_inside_notes(target))]
+    return [*notes, *states_beside_notes(found, files), *refused_notes(target)]
 
 
 def _notes_of_twins(taken: Found, target: Target) -> list[Note]:

@@ -15,7 +15,7 @@ from ckpt_cli.base_model.alike import laid_out_alike
 from ckpt_cli.base_model.opened import Base, open_base
 from ckpt_cli.commands.verify import damaged_of, verify_written
 from ckpt_cli.discover.default_output import AMONG
-from ckpt_cli.discover.forms.states_inside import state_inside_notes
+from ckpt_cli.discover.forms.states_inside import state_inside_notes, states_beside_notes
 from ckpt_cli.discover.open import Opened, describe_checkpoint, open_checkpoint
 from ckpt_cli.drafting.job import Job
 from ckpt_cli.engines.call import PartCall, lasting, part_call
@@ -201,10 +201,11 @@ def _with_state(job: Job, opened: Opened, files: Files, dry_run: bool) -> Job:
     """With the training state of its first component beside the weights. Raises NotFound if there is none."""
     place = job.drafts[0].opened.place
     state = read_state(opened.found, place, files)
+    told = [*state.notes, *state_inside_notes(opened.found), *states_beside_notes(opened.found, files)]
     if state.is_empty:
-        hint, details = "leave out --with-state", [note.text for note in state.notes]
+        hint, details = "leave out --with-state", [note.text for note in told]
         raise NotFound("there is no training state beside the weights", path=opened.found.path, hint=hint, details=details)
     extra = state_files(state, opened.found.trainer(opened.target.run), dry_run=dry_run)
-    notes = (*job.notes, *(note for note in (*state.notes, *state_inside_notes(opened.found)) if note not in opened.notes))
+    notes = (*job.notes, *(note for note in told if note not in opened.notes))
     side, watched = {**extra, **job.side_files}, (*job.watched, *state_sources(state, files))
     return replace(job, notes=notes, side_files=side, state_files=tuple(sorted(extra)), watched=watched)

@@ -39,6 +39,7 @@ from ckpt_cli.commands.verify_subjects import (
     set_subject,
     values_of,
 )
+from ckpt_cli.discover.around.given_otherwise import give
 from ckpt_cli.discover.locate import locate
 from ckpt_cli.discover.open import Opened, open_checkpoint
 from ckpt_cli.drafting.draft import Draft
@@ -175,6 +176,7 @@ def _verified(
 ) -> VerifyResult:
     path, source, chosen, started = asked.path, asked.against, asked.options, time.monotonic()
     with Files(progress=progress) as files:
+        give(files, (path, source, reference))
         of_source = source is not None and is_output(path)
         subjects = find_subjects(path, files, asked, of_source=of_source)
         subject, levels, checksums, read = subjects[0], ["headers"], 0, 0

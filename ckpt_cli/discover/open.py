@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.around.given_otherwise import give
 from ckpt_cli.discover.before.neighbours import neighbour_notes
 from ckpt_cli.discover.before.parts import lost_part_notes
 from ckpt_cli.discover.before.restarts import restart_notes
@@ -130,6 +131,7 @@ def open_checkpoint(
     Raises NotFound, NotRecognised, InputError for unreadable files and newer steps that cannot be looked at, IncompleteError for a
     checkpoint that is not whole, AmbiguousStep if the newest step is whole in several folders.
     """
+    give(files, (path, base, *also))
     target = located or locate(path, step, also)
     choosing = step is None and target.run is not None and len(target.checkpoints) > 1
     passed = Passed()
@@ -175,7 +177,7 @@ def open_checkpoint(
         opened = {(one.place.match.number, one.place.match.component) for one in components}
         notes += [note for one in components for note in one.component.notes
                   if not (note.others and opened.issuperset((one.place.match.number, other) for other in note.others))]  # fmt: skip
-        notes += not_taken_notes(target, found, [one.place for one in components], notes)
+        notes += not_taken_notes(target, found, [one.place for one in components], notes, files)
         return Opened(target, found, components, problems, tuple(notes), step is None and target.run is not None and found.step is not None)
     target.check_readable(lambda _: True)
     first = why_none(target, passed.errors, type, files)

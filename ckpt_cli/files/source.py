@@ -191,11 +191,12 @@ class Files:
     """Opens files once, keeps a bounded number of descriptors, closes them all at the end.
 
     Use it as a context manager. Thread-safe: reads of different threads share descriptors (``pread`` has no position). ``values``:
-    whether weights will be read; if not, a format may leave for later what says where exactly they lie.
+    whether weights will be read; if not, a format may leave for later what says where exactly they lie. ``given``: paths of the command.
     """
 
     def __init__(self, limit: int | None = None, progress: Progress | None = None, *, values: bool = True) -> None:
         self.values = values
+        self.given: set[str] = set()
         self._stages, self._shown = stages(progress), shown_on(progress)
         self._expected: set[str] = set()
         self._opened, self._what = 0, ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckpt_cli.errors import CkptError, Inconsistent
+from ckpt_cli.errors import CkptError, CorruptFile, Inconsistent
 from ckpt_cli.files.folders import Folders
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.kept_configs import KeptConfig
@@ -47,6 +47,10 @@ def are_apart(numbers: Collection[int]) -> bool:
 def missing_of(world_size: int, there: Container[int]) -> tuple[int, ...]:
     """The missing ranks below a world size; none for an impossible world size, which is a separate error."""
     return tuple(rank for rank in range(world_size) if rank not in there) if world_size <= MAX_RANKS else ()
+
+
+class NoWeights(CorruptFile):
+    """What was saved like a model holds nothing that could be a weight, such as state alone."""
 
 
 @dataclass(frozen=True, slots=True)

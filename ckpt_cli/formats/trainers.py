@@ -38,7 +38,7 @@ class Trainer:
 
     All given signs must be present: ``by`` says whether the name of the step, or of the folder of weights, is one. ``run``, ``role`` and
     ``evidence`` are expressions for names and for what the format reports; ``beside``, ``inside`` and ``in_run`` are files in the step,
-    beside the data, and in the run.
+    beside the data, and in the run. Of ``own`` one is enough, in any of these: where the name of the step is one that others use too.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Trainer:
     beside: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     in_run: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
 
 RANKS, DCP, ITEMS, SHARDS = ("rank-shards",), ("dcp",), ("torch-checkpointing",), ("hub-shards",)
@@ -171,6 +172,7 @@ TRAINERS = (
         trackers=("LATEST", "LATEST.txt"),
         unfinished=".incomplete",
         config=(".hf_metadata",),
+        own=("step_scheduler.pt", "losses.json", ".hf_metadata", "LATEST", "LATEST.txt"),
     ),
     Trainer(
         "NeMo RL",
@@ -201,7 +203,7 @@ TRAINERS = (
         (*DCP, *SHARDS),
         steps=("ckpt-step-N", "epoch-E-step-N"),
         weights=("weights",),
-        by=STEP,
+        by=STEP_AND_FOLDER,
         runs=("checkpoints",),
         optimizers=("optimizer",),
     ),
@@ -212,7 +214,16 @@ TRAINERS = (
     Trainer(
         "ByteCheckpoint", DCP, steps=OF_VERL, weights=("model",), by=STEP_AND_FOLDER, optimizers=("optimizer",), states=("extra_state",)
     ),
-    Trainer("VeOmni", DCP, steps=OF_VERL, by=STEP, states=("extra_state",), config=(f"{THE_RUN}/model_assets",), keys=("model",)),
+    Trainer(
+        "VeOmni",
+        DCP,
+        steps=OF_VERL,
+        by=STEP,
+        states=("extra_state",),
+        config=(f"{THE_RUN}/model_assets",),
+        keys=("model",),
+        own=("extra_state", "model_assets"),
+    ),
     Trainer(
         "slime",
         DCP,
@@ -237,12 +248,14 @@ TRAINERS = (
     Trainer("litgpt", FILE, steps=("step-N",), inside=("lit_model.pth",), evidence=r"lit_model\.pth", keys=("model",)),
     Trainer("litgpt", DCP, steps=("step-N",), weights=("lit_model.pth",), by=FOLDER, keys=("model",)),
     Trainer("mmengine", FILE, steps=("iter_N.pth", "epoch_N.pth"), by=STEP, in_run=("last_checkpoint",)),
-    Trainer("torchtune", (*HUB, *FILE), steps=("epoch_N",), by=STEP, states=("recipe_state",)),
+    Trainer(
+        "torchtune", (*HUB, *FILE), steps=("epoch_N",), by=STEP, states=("recipe_state",), own=("recipe_state", "torchtune_config.yaml")
+    ),
     Trainer("torchtune", DCP, steps=("epoch_N", "step_N"), by=STEP, beside=("recipe_state",)),
     Trainer("NeMo (Megatron-Bridge)", MEGATRON[:1], steps=("iter_NNNNNNN",), inside=("run_config.yaml",), trackers=(LAST_ITERATION,)),
     Trainer("NeMo", MEGATRON[:1], weights=("weights",), by=FOLDER),
     Trainer("Megatron-LM", MEGATRON, steps=("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
-    Trainer("Megatron-FSDP", DCP, steps=("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
+    Trainer("Megatron-FSDP", DCP, steps=("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,), own=(LAST_ITERATION,)),
     Trainer("torch_checkpointing", ITEMS, steps=("step-N", "step_N"), partial="tmp_"),
     Trainer("torch DCP", DCP, steps=("checkpoint_stepN",)),
     Trainer("torch DCP, Hugging Face storage", SHARDS),
@@ -270,6 +283,7 @@ def trainer_of(match: Match, checkpoint: Path, run: Path | None) -> str:
             and all(is_there(checkpoint / name) for name in trainer.beside)
             and all(is_there(inside / name) for name in trainer.inside)
             and all(is_there(run / name) for name in trainer.in_run)
+            and (not trainer.own or any(is_there(folder / name) for name in trainer.own for folder in (checkpoint, inside, run)))
             and (not trainer.evidence or re.fullmatch(trainer.evidence, match.evidence) is not None)
         )
         if fits:

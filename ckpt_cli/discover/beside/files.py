@@ -86,7 +86,7 @@ def left_out_notes(found: Found, place: Place, component: Component, assets: Ite
     An adapter is never all of a model: what was trained with it is told of its file too. ``assets`` are passed on with the weights.
     """
     held = (*_extra_state(component), *_other_adapters(component))
-    used = {absolute(path) for path in assets}
+    used = {absolute(path) for path in assets} | files.given
     if not found.is_named(place):
         return (*held, *_other_files(found, place, component, used, files))
     if has_adapters(component.tensors):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from ckpt_cli.discover.around.given_otherwise import is_given_otherwise
 from ckpt_cli.discover.between import NoChoice
 from ckpt_cli.discover.found import Found, Place
 from ckpt_cli.errors import CkptError, Unreadable
@@ -51,7 +52,8 @@ def model_notes(found: Found, place: Place, component: Component, config: Config
 
     These are model folders inside of the component's, and of DeepSpeed's masters and weights gathered in 16 bits the one not read.
     """
-    compared = [(folder, comparison_with_folder(folder, component.tensors, config, files)) for folder in _model_folders(found, place)]
+    folders = [folder for folder in _model_folders(found, place) if not is_given_otherwise(folder, place.home, files)]
+    compared = [(folder, comparison_with_folder(folder, component.tensors, config, files)) for folder in folders]
     compared += [
         (match.first, comparison_with_form(match, component.tensors, config, files, place.home)) for match in _other_forms(found, place)
     ]

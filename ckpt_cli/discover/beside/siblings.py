@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ckpt_cli.discover.around.given_otherwise import is_given_otherwise
 from ckpt_cli.discover.beside.files import holds_any_weights
 from ckpt_cli.discover.beside.folders import Held, files_with_weights, held_below, kind_of
 from ckpt_cli.discover.beside.models import comparison_with_folder
@@ -73,13 +74,16 @@ def notes_below(
         if not there.is_folder(root):
             return []  # beside a single file anything may lie
         runs = dict(found for top in dict.fromkeys(tops) for found in _told_runs_below(top, {root, *taken}, there))
+        runs = {folder: text for folder, text in runs.items() if not is_given_otherwise(folder, root, files)}
         # From above, nothing is looked for in a folder that is read.
         below = {entry.path: entry for top in dict.fromkeys((*tops, root)) for entry in held_below(top, there) or ()}
+        below = {path: entry for path, entry in below.items() if not is_given_otherwise(path, root, files)}
         held = [
             entry for entry in below.values() if _counts(entry, root, taken, own, files) and not any(map(entry.path.is_relative_to, runs))
         ]
         adapters = _adapters_below(root, tops[1:], taken, runs, tensors, below.values(), there)
-        held += _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
+        numbered = _numbered(root, there, taken) if root in tops and step_of(root.parent) is not None else []
+        held += [entry for entry in numbered if not is_given_otherwise(entry.path, root, files)]
     except Unreadable:
         return []  # no weights are read from there
     notes, others = [*_told_of_runs(runs, name), *_told_of_adapters(adapters, name)], []

@@ -1,7 +1,8 @@
 """Runs below a folder: beside the weights of a model, or inside of another run.
 
 The latter is a run that was copied into its own copy (``cp -r run run``, ``rsync`` without the slash at the end), or a training that
-went on in a folder of the run. Its steps are none of the run around it, so that the newest step may be one that was not looked at.
+went on in a folder of the run; saves without weights are neither. Its steps are none of the run around it, so that the newest step may
+be one that was not looked at.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from ckpt_cli.discover.around.given_otherwise import is_given_otherwise
 from ckpt_cli.discover.beside.folders import LOGS, kind_of
 from ckpt_cli.discover.beside.models import comparison_of
 from ckpt_cli.discover.beside.outputs import is_output
 from ckpt_cli.discover.components import expanded
+from ckpt_cli.discover.forms.states_inside import holds_no_weights
 from ckpt_cli.discover.found import Blocked, Found, Target, ages
 from ckpt_cli.discover.steps import SECONDS, steps_of_run, written_at
 from ckpt_cli.errors import CkptError, Unreadable
@@ -79,6 +82,7 @@ def inner_run_notes(target: Target, taken: Found, files: Files) -> list[Note]:
         for top in dict.fromkeys(filter(None, (target.path, target.run, *target.folders))):
             found = runs_below(top, own, there, files=is_file) if there.is_folder(top) else ()
             inner |= {folder: steps for folder, steps in found if not _is_told_otherwise(folder, top, own)}
+    inner = {folder: steps for folder, steps in inner.items() if not is_given_otherwise(folder, taken.path, files)}
     notes = [(folder, _note(folder, steps, target, taken, files)) for folder, steps in inner.items()]
     later = [(folder, text) for folder, (level, text) in notes if level == "warning"]
     others = [text for _, (level, text) in notes if level == "info"]
@@ -118,6 +122,8 @@ def _note(folder: Path, steps: Sequence[Step], target: Target, taken: Found, fil
     held = f"{shown} inside of this run holds a run of its own, which was not read, up to {name}"
     if any(kind_of(part) in ("copy", "average") or part in ROLES for part in folder.relative_to(target.path).parts):
         return "info", f"{held}, by its name those of another model or an older copy"
+    if not isinstance(newest, Blocked) and holds_no_weights(newest, files):
+        return "info", f"{shown} inside of this run holds steps of its own, up to {name}, that hold no weights"
     if counter_of(newest.path) != counter_of(taken.path):
         return "warning", f"{held}, and numbers do not tell whether {label} is newer"
     age = ages([*target.checkpoints, *steps])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.around.given_otherwise import is_given_otherwise
 from ckpt_cli.discover.beside.models import Comparison, comparison_of
 from ckpt_cli.discover.components import expanded
 from ckpt_cli.discover.found import Found, Place
@@ -81,8 +82,8 @@ def notes_inside(step: Path, read: Read, files: Files) -> list[Note]:
     if step_of(step) is None or not there.is_folder(step):
         return []
     try:
-        inner = list(_inside(step, read.files, there))
-        blocked = steps_of_run(step, there).blocked
+        inner = [each for each in _inside(step, read.files, there) if not is_given_otherwise(each.path, step, files)]
+        blocked = [each for each in steps_of_run(step, there).blocked if not is_given_otherwise(each.path, step, files)]
     except Unreadable:
         return []  # no weights are read from there
     compared = [(each, _comparison(each, step, read, files)) for each in inner[:MOST_COMPARED]]

@@ -9,16 +9,17 @@ from ckpt_cli.discover.forms.leftover_indexes import empty_file_notes
 from ckpt_cli.discover.forms.passed_over import unread_forms
 from ckpt_cli.discover.forms.states_inside import steps_inside_notes
 from ckpt_cli.discover.found import Found, Place, Target
+from ckpt_cli.files.source import Files
 from ckpt_cli.names import few
 from ckpt_cli.tensors.component import Note
 
 
-def not_taken_notes(target: Target, found: Found, places: Sequence[Place], said: Sequence[Note]) -> list[Note]:
+def not_taken_notes(target: Target, found: Found, places: Sequence[Place], said: Sequence[Note], files: Files) -> list[Note]:
     """Notes for every command that opens a checkpoint; what was ``said`` of steps inside, with their values compared, is not said again."""
     notes = [] if any(note.code == INSIDE for note in said) else steps_inside_notes(target)
     notes += refused_notes(target)
     notes += empty_file_notes(found, places)
-    notes += [note for place in places for note in unread_forms(found, place)]
+    notes += [note for place in places for note in unread_forms(found, place, files)]
     if target.nodes > 1:
         notes.append(Note("info", "nodes", f"{target.nodes} folders were joined as the nodes of one run"))
     return notes

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpt_cli import shell
+from ckpt_cli.discover.around.given_otherwise import is_given_otherwise
 from ckpt_cli.discover.beside.models import Comparison, comparison_of
 from ckpt_cli.discover.found import Found, PassedOver, Place
 from ckpt_cli.discover.places import spoken
@@ -28,9 +29,12 @@ def passed_over_notes(found: Found, place: Place, component: Component, config: 
 
     Raises Undecidable if another form was clearly saved later, and holds other weights.
     """
-    notes = _folder_notes(place)
+    notes = _folder_notes(place, files)
     if not found.is_named(place):
-        forms = filter(None, (_form_of(other, place.match.group, files) for other in place.passed_over if _is_form(other)))
+        others = [
+            other for other in place.passed_over if _is_form(other) and not is_given_otherwise(other.match.first, place.match.first, files)
+        ]
+        forms = filter(None, (_form_of(other, place.match.group, files) for other in others))
         notes += [_form_note(place, other, component, config, files) for other in forms]
     return notes
 
@@ -46,9 +50,10 @@ def passed_over_state(found: Found, place: Place, files: Files) -> list[Note]:
     return [note for note in passed_over_notes(found, place, component, {}, files) if note.level == "warning"]
 
 
-def unread_forms(found: Found, place: Place) -> list[Note]:
+def unread_forms(found: Found, place: Place, files: Files) -> list[Note]:
     """What was not read beside a component, in its own folder, and was not compared as another form of it."""
     others = [other for other in place.passed_over if other.folder is None and (found.is_named(place) or not _is_form(other))]
+    others = [other for other in others if not is_given_otherwise(other.match.first, place.match.first, files)]
     read = f"{place.name} was read from {spoken(place.match)}"
     return [Note("info", "passed-over", f"{read}; {other.text} is there too, and was not read") for other in others]
 
@@ -68,9 +73,10 @@ def _form_of(other: PassedOver, group: str | None, files: Files) -> Match | None
         return other.match
 
 
-def _folder_notes(place: Place) -> list[Note]:
+def _folder_notes(place: Place, files: Files) -> list[Note]:
     """A warning about folders that hold the same component once more: other weights, of which nothing tells that they are a copy."""
     folders = [other.folder for other in place.passed_over if other.folder is not None]
+    folders = [folder for folder in folders if not is_given_otherwise(folder, place.match.root, files)]
     if not folders:
         return []
     text = f"{place.name} was read from {_folder_name(place.match.root, place.home)}; {few([_folder_name(f, place.home) for f in folders])}"

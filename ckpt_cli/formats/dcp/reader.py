@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ckpt_cli.errors import CkptError, CorruptFile, IsOptimizer, MissingShard, Undecidable, Unsupported, reading
+from ckpt_cli.errors import CkptError, IsOptimizer, MissingShard, Undecidable, Unsupported, reading
 from ckpt_cli.files.folders import Folders, is_file
 from ckpt_cli.files.source import Files
 from ckpt_cli.files.torch_file import TorchFile
 from ckpt_cli.formats.ages import age_notes
-from ckpt_cli.formats.base import Format, Match, ReadOptions, all_roots
+from ckpt_cli.formats.base import Format, Match, NoWeights, ReadOptions, all_roots
 from ckpt_cli.formats.dcp.agreement import lost_notes
 from ckpt_cli.formats.dcp.begun import notes_of_average
 from ckpt_cli.formats.dcp.copies import copied_notes
@@ -149,7 +149,7 @@ class Dcp(Format):
         if state:
             group = replace(group, tensors={name: entry for name, entry in group.tensors.items() if not is_extra_state(name)})
         if not group.tensors:
-            raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
+            raise NoWeights("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
         _refuse_permuted(catalog, group, match.root)
         reader = ItemReader(roots, files)
         reader.check_files(group.tensors.values())
@@ -324,7 +324,7 @@ def _chosen(match: Match, catalog: Catalog, groups: Sequence[Group]) -> Group:
     if not groups and any(is_optimizer(tensor.path) for tensor in catalog.tensors.values()):
         raise IsOptimizer("the folder holds an optimizer, and no tensor that could be a weight", path=match.root)
     if not groups:
-        raise CorruptFile("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
+        raise NoWeights("the folder holds no tensor that could be a weight", path=match.root, expected="a model's state dict")
     return groups[0] if match.group is None else next(group for group in groups if group.name == match.group)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ckpt_cli.boxes import Shape, shape_text
 from ckpt_cli.errors import Inconsistent, MissingTensors
+from ckpt_cli.hub.classes.absent.another_model import another_model, named_otherwise
 from ckpt_cli.hub.classes.absent.other_names import flags, under_other_names
 from ckpt_cli.hub.classes.absent.own_words import own_text, replaced_text
 from ckpt_cli.hub.classes.config_counts import mismatches
@@ -128,8 +129,9 @@ def claim_for(
             notes.append(Note("warning", "left-out-unproved", text))
         text = f"{change or 'as the training named them'}, not compared: {kind}"
         return Claim(text, None, tuple(notes), counted, shortage=shortage, odd_counts=counts)
-    if fit.is_foreign and naming == "native":
-        text = f"as the training named them: none of them is one of {printable(kind.kind)} ({kind.origin})"
+    if naming == "native" and (fit.is_foreign or fit.is_of_others):
+        text = f"as the training named them: {named_otherwise(fit, len(shapes))} ({kind.origin})"
+        fit = replace(fit, reshaped={}, cut=(), surplus=())  # what has a name of the class by chance says nothing about shapes
         return Claim(text, fit, (*notes, Note("warning", "native-names", f"names are {text}")), {}, printable(kind.kind), odd_counts=counts)
     fit = fit.needing([name for name in fit.computing if name in uncommon])
     absent = {name: shape for name, shape in fit.missing.items() if name not in on_purpose}
@@ -190,7 +192,8 @@ def without_allowed(made: Claim, allowed: Sequence[str]) -> Claim:
         return made
     absent = (*made.lacking, *made.optional)
     let_go = [name for name in absent if any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)]
-    unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in absent)]
+    others = () if made.lacking or made.fit is None or not made.fit.is_of_others else made.fit.missing  # nothing of it is asked for
+    unused = [pattern for pattern in allowed if not any(fnmatch.fnmatchcase(name, pattern) for name in (*absent, *others))]
     notes = [Note("warning", "unused-pattern", f"--allow-missing {printable(p)} matches no missing tensor") for p in unused]
     if let_go:
         text = f"missing, as --allow-missing permits: {few(grouped(let_go))} of {made.named}"
@@ -251,7 +254,8 @@ def refuse_lacking(
         hint = f"average checkpoints that all have them alike; {flags('--allow-missing', globs)} writes the folder without them"
     elif made.fit is not None and made.fit.is_of_others and not elsewhere.places_all:
         # A base has all that is missing, untrained: what was trained is here under other names, or is another model.
-        hint = elsewhere.hint or _of_another_model(made, names) if not foreign else ""
+        other = another_model(made.fit, names) if _of_class(made) and not foreign else ""
+        hint = elsewhere.hint or other if not foreign else ""
         hint = hint or f"{own}rename them with --key-map"
     else:
         # What was trained is never taken from the base, where it is not.
@@ -266,7 +270,7 @@ def refuse_lacking(
             more = f"{flags('--allow-missing', globs)} writes the folder without them"
             if base is None:
                 more = f"--base DIR with {flags('--carry-from-base', globs)} takes them from the base model; {more}"
-        another = "" if elsewhere.hint else _of_another_model(made, names)
+        another = "" if elsewhere.hint or not _of_class(made) else another_model(made.fit, names)
         more = f"{another}; if not, {more}" if another and more else another or more
         hint = elsewhere.hint if elsewhere.are_all else "; ".join(filter(None, (elsewhere.hint, more)))
     raise MissingTensors(
@@ -277,15 +281,6 @@ def refuse_lacking(
         else None,
         hint=hint,
     )
-
-
-def _of_another_model(made: Claim, names: Mapping[str, Shape]) -> str:
-    """The hint that matrices without a place in a class that lacks others may be of another model, such as EAGLE's draft models."""
-    extra = () if made.fit is None or not _of_class(made) else [name for name in made.fit.extra if name in names]
-    if not any(len(names[name]) > 1 for name in extra):
-        return ""
-    text = f"{few(grouped(extra), 3)} {'has' if len(extra) == 1 else 'have'} no place in {made.named}, so that the weights may be those"
-    return f"{text} of another model than config.json names, such as a draft model, which its own program loads as they are"
 
 
 def _beside_single_experts(name: str, names: Collection[str]) -> bool:
@@ -391,6 +386,6 @@ def _refuse_cut(made: Claim, names: Mapping[str, Shape], base: Mapping[str, Tens
         f"{few(grouped(cut), 3)}",
         tensor=there[0],
         expected=f"{shape_text(wanted)} by config.json ({made.named}); the checkpoint has {shape_text(held)}",
-        hint=f"{hint}; {excluding} leaves it out",
+        hint="; ".join(filter(None, (f"{hint}; {excluding} leaves it out", another_model(fit, names) if _of_class(made) else ""))),
         details=lines if len(lines) > 1 else (),
     )

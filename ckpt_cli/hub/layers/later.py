@@ -16,7 +16,7 @@ from ckpt_cli.names import plural
 from ckpt_cli.tensors.component import Note
 
 CODE = "no-layers"
-ADVICE = "if they are, merge the whole model, or pass --base DIR with --carry-from-base '*', which takes the rest from the base"
+ADVICE = "if they are a part, merge the whole model, or pass --base DIR with --carry-from-base '*', where the base has these tensors too"
 FIRST = 1
 """The highest number that the first layer has, in libraries that count so."""
 

@@ -15,7 +15,7 @@ from ckpt_cli.boxes import Shape
 from ckpt_cli.hub.config import Config, architecture, writes_texts
 from ckpt_cli.hub.layers.counts import Count, layer_count, layer_counts, may_loop, most_layers, tower_of
 from ckpt_cli.hub.layers.mismatch import Mismatch
-from ckpt_cli.hub.layers.stacks import LISTED, Layers, holes, is_block, is_inner
+from ckpt_cli.hub.layers.stacks import LISTED, Layers, has_lone_block, holes, is_block, is_inner
 from ckpt_cli.names import few, plural, printable
 
 NUMBERED = re.compile(r"[0-9](?![^.])")
@@ -26,15 +26,18 @@ def no_layers(config: Config, stacks: Mapping[str, Layers], shapes: Mapping[str,
     """Tensors of so few numbered modules, whatever their names, that they may be those of a projector or a head alone.
 
     Where any layer is there, they are compared one by one. A model may have its layers in one tensor each, or use a few again and again.
+    A single layer needs no number (``midlayer`` of EAGLE-3).
     """
     if any(is_block(layers, number) for layers in stacks.values() for number in layers):
         return
     wanted = most_layers(config)
+    if wanted == 1 and has_lone_block(shapes):
+        return
     numbered = {name[: match.end()] for name in shapes for match in NUMBERED.finditer(name)}
     if len(numbered) < wanted and not any(shape[:1] == (wanted,) and len(shape) > 1 for shape in shapes.values()):
         there = f"only {plural(len(numbered), 'numbered module')}" if numbered else "no numbered module"
         text = f"config.json says {plural(wanted, 'layer')}, and the tensors are of {there}: they may be those of one part of the model"
-        yield Mismatch("no-layers", text)
+        yield Mismatch("no-layers", f"{text}, or whole as they are, as heads and draft models are, which their own program loads")
 
 
 class Stacks:

@@ -48,6 +48,21 @@ def is_block(layers: Layers, number: int) -> bool:
     return len(layers[number]) >= BLOCK
 
 
+def has_lone_block(names: Iterable[str]) -> bool:
+    """Whether a module without a number is a layer: as attention and an MLP are, several of its modules are made of others.
+
+    >>> has_lone_block(["fc.weight", "mid.attn.q.weight", "mid.attn.o.weight", "mid.mlp.up.weight", "mid.mlp.down.weight"])
+    True
+    """
+    found: dict[str, dict[str, int]] = {}
+    for name in names:
+        parts = name.split(".")
+        for at in range(1, len(parts) - 2):  # a module of it, one in that, and the tensor
+            inner = found.setdefault(".".join(parts[:at]), {})
+            inner[parts[at]] = inner.get(parts[at], 0) + 1
+    return any(len(inner) > 1 and sum(inner.values()) >= BLOCK for inner in found.values())
+
+
 def holes(numbered: Mapping[int, object]) -> list[int]:
     """Missing numbers from 0 to the last one; at most `LISTED` of one gap."""
     absent: list[int] = []

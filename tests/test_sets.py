@@ -397,6 +397,22 @@ class TestHints:
             assert error is not None
             assert "rename" not in str(error.hint), name
 
+    @pytest.mark.parametrize("copy", ["-HOST-1", " (1)", ".sync-conflict-20260101-120000-ABCDEFG", " (host's conflicted copy)"])
+    def test_a_copy_of_one_beside_the_whole_is_a_warning(self, tmp_path: Path, copy: str) -> None:
+        """`merge` warned of it, and `verify` failed the folder."""
+        names = [f"model-{number:05}-of-00002" for number in (1, 2)]
+        for name, key in zip(names, WEIGHTS, strict=True):
+            put(tmp_path / "m" / f"{name}.safetensors", {key: WEIGHTS[key]})
+        listed = {key: f"{name}.safetensors" for name, key in zip(names, WEIGHTS, strict=True)}
+        (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+        put(tmp_path / "m" / f"{names[0]}{copy}.safetensors", {key: WEIGHTS[key] + 1 for key in list(WEIGHTS)[:1]})
+        result = ckpt_cli.verify(tmp_path / "m")
+        assert result.ok
+        assert "other-model" in {item.code for item in result.findings}
+        assert len(load(Path(ckpt_cli.merge(tmp_path / "m", tmp_path / "out").outputs[0].output))) == len(WEIGHTS)
+        (tmp_path / "m" / f"{names[1]}.safetensors").unlink()
+        assert not ckpt_cli.verify(tmp_path / "m").ok
+
     def test_the_command_line_says_it(self, tmp_path: Path) -> None:
         done = ckpt("merge", put(tmp_path / "rank0.pt"), "-o", tmp_path / "out")
         assert done.code == 4

@@ -70,7 +70,8 @@ def scan(folder: Path, files: Files, written: Collection[str] | None = None) -> 
             look.problems.append(Problem("stale-file", STALE, file=name))
         if is_whole(name):
             refused = part_error(folder / name, Folders()) or share_error(tensors or {}, folder / name, files)
-            if refused is not None:
+            # Beside a whole model it is a file that nobody loads, such as a copy that a sync left of one part.
+            if refused is not None and not any(weights.index is not None and weights.readable for weights in sets):
                 look.problems.append(part_problem(refused, name))
             sets.append(look.together([name]))
         elif not stale:

@@ -153,3 +153,29 @@ def test_beside_files_that_cannot_be_read(case: str, tmp_path: Path) -> None:
     assert hint == f"{before}, or, if it is of the same step: {other}"
     ckpt_cli.merge(passed(hint), tmp_path / "out")
     assert differences(WHOLE, load(tmp_path / "out")) == []
+
+
+class TestWhatHasTheTensorsAnyway:
+    """A hint proposed to join a checkpoint with the base that the same command was given, or with an output of ckpt beside it."""
+
+    @pytest.fixture
+    def part(self, tmp_path: Path) -> Path:
+        (tmp_path / "run").mkdir()
+        torch.save(
+            {f"{part}.{name}": tensor for part in ("student", "teacher") for name, tensor in WHOLE.items()}, tmp_path / "run" / "last.pt"
+        )
+        return tmp_path / "run" / "last.pt"
+
+    def test_is_not_the_base(self, part: Path, tmp_path: Path) -> None:
+        base = tiny.folder(part.parent / "base", WHOLE)
+        assert "beside it" not in refused(part, tmp_path / "out", base=base)
+
+    def test_is_not_an_output_of_ckpt(self, part: Path, tmp_path: Path) -> None:
+        base = tiny.folder(tmp_path / "base", WHOLE)
+        ckpt_cli.merge(base, part.parent / "merged")
+        assert "beside it" not in refused(part, tmp_path / "out", base=base)
+
+    def test_may_be_another_model_there(self, part: Path, tmp_path: Path) -> None:
+        base = tiny.folder(tmp_path / "base", WHOLE)
+        tiny.folder(part.parent / "model", WHOLE)
+        assert "model/ beside it" in refused(part, tmp_path / "out", base=base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from ckpt_cli import shell
 from ckpt_cli.boxes import Shape
@@ -13,10 +14,14 @@ from ckpt_cli.errors import CkptError, MissingTensors
 from ckpt_cli.files.source import Files
 from ckpt_cli.name_patterns import grouped
 from ckpt_cli.names import few
+from ckpt_cli.paths import absolute
 
 
-def tell_what_is_there(error: MissingTensors, draft: Draft) -> None:
-    """Name the file that has something else in the place of a tensor that is missing, and first of all hints what holds it beside that."""
+def tell_what_is_there(error: MissingTensors, draft: Draft, base: Path | None = None) -> None:
+    """Name the file that has something else in the place of a tensor that is missing, and first of all hints what holds it beside that.
+
+    Not the ``base``: that it has what is missing, the hint for a base says.
+    """
     leaves = (leaf for source in draft.sources for leaf in source.component.leaves if leaf.file is not None)
     leaf = next((leaf for leaf in leaves if leaf.name in draft.claim.lacking), None)
     if leaf is not None:
@@ -24,14 +29,17 @@ def tell_what_is_there(error: MissingTensors, draft: Draft) -> None:
         error.details = (*error.details, f"in the place of {leaf.name}: {leaf.text}")
     fit = draft.claim.fit
     known: Mapping[str, Shape] = fit.missing if fit is not None and fit.expected is not None else {}
-    tell_what_holds(error, draft, {name: known.get(name) for name in draft.claim.lacking})
+    tell_what_holds(error, draft, {name: known.get(name) for name in draft.claim.lacking}, base)
 
 
-def tell_what_holds(error: MissingTensors, draft: Draft, lacking: Mapping[str, Shape | None]) -> None:
+def tell_what_holds(error: MissingTensors, draft: Draft, lacking: Mapping[str, Shape | None], base: Path | None = None) -> None:
     """Begin the hint with what lies beside a draft and has tensors that are ``lacking``, in these shapes; globs count as one."""
     try:
         with Files() as files:
-            beside = [(holder, [name for name, shape in lacking.items() if _has(holder, name, shape)]) for holder in _holders(draft, files)]
+            holders = [
+                each for each in _holders(draft, files) if base is None or not Path(absolute(each.path)).is_relative_to(absolute(base))
+            ]
+            beside = [(holder, [name for name, shape in lacking.items() if _has(holder, name, shape)]) for holder in holders]
     except CkptError:
         return  # only asked for the hint
     found = [(holder, held) for holder, held in beside if held]

@@ -201,7 +201,7 @@ def refuse_drafts(drafts: Sequence[Draft], setting: Setting[Options]) -> None:
         try:
             refuse_lacking(draft.claim, shapes, _asked_for_more(draft, setting), setting.options.names, draft.uncommon, trained)
         except MissingTensors as error:
-            tell_what_is_there(error, draft)
+            tell_what_is_there(error, draft, setting.base.folder if setting.base is not None else None)
             raise
 
 

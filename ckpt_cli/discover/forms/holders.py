@@ -17,7 +17,8 @@ from ckpt_cli.discover.beside.models import folders_with_model, under_hub_names,
 from ckpt_cli.discover.found import Place
 from ckpt_cli.discover.nodes.also import fetch_hint
 from ckpt_cli.errors import CkptError, CorruptFile, MissingShard, NotFetched
-from ckpt_cli.files.folders import is_folder
+from ckpt_cli.files.folders import is_file, is_folder
+from ckpt_cli.files.manifest import NAME as MANIFEST
 from ckpt_cli.files.source import Files
 from ckpt_cli.formats.base import ReadOptions
 from ckpt_cli.formats.registry import describe, recognise
@@ -94,7 +95,8 @@ def _paths_beside(place: Place, files: Files) -> Iterator[Path]:
     roots = roots or list(dict.fromkeys(path.parent for path in place.match.files))
     inside = (path for root in roots for path in weights_in(root, used, files))
     for path in itertools.chain(_forms_of(place), inside, folders_with_model(place)):
-        if absolute(path) not in seen and not AVERAGED.fullmatch(path.name):
+        # An output of ckpt in a folder of its own was made from this save, or from another one.
+        if absolute(path) not in seen and not AVERAGED.fullmatch(path.name) and not is_file(path / MANIFEST):
             seen.add(absolute(path))
             yield path
 

@@ -255,7 +255,7 @@ TRAINERS = (
     Trainer("NeMo (Megatron-Bridge)", MEGATRON[:1], steps=("iter_NNNNNNN",), inside=("run_config.yaml",), trackers=(LAST_ITERATION,)),
     Trainer("NeMo", MEGATRON[:1], weights=("weights",), by=FOLDER),
     Trainer("Megatron-LM", MEGATRON, steps=("iter_NNNNNNN",), trackers=(LAST_ITERATION, "latest"), runs=("ckpt",)),
-    Trainer("Megatron-FSDP", DCP, steps=("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,), own=(LAST_ITERATION,)),
+    Trainer("Megatron-FSDP", DCP, steps=("iter_NNNNNNN",), by=STEP, trackers=(LAST_ITERATION,)),
     Trainer("torch_checkpointing", ITEMS, steps=("step-N", "step_N"), partial="tmp_"),
     Trainer("torch DCP", DCP, steps=("checkpoint_stepN",)),
     Trainer("torch DCP, Hugging Face storage", SHARDS),

@@ -51,7 +51,7 @@ def is_output(place: Place) -> bool:
 def _manifest_of(folder: Path) -> Manifest | None:
     """The manifest of the weights in a folder; None for one of weights that were there before, or are in another folder."""
     manifest = read_manifest(folder) if is_folder(folder) else None
-    return manifest if manifest is not None and not written_over(folder, manifest) else None
+    return manifest if manifest is not None and not written_over(folder, manifest, values=False) else None
 
 
 def as_merged(place: Place) -> Place:
